@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.display import as_rows, json_text
+from fedrank.display import as_rows, json_text, visible
 from fedrank.experiments.runner.runs import Records
 from fedrank.experiments.runner.schedule import Results
 from tests.experiments.report.made_up_runs import write_run
@@ -126,3 +126,20 @@ def test_names_can_be_completed():
 def test_what_is_no_number_is_null_in_json():
     found = json.loads(json_text({"a": [math.inf, np.float32(1.5)], 2: (math.nan, np.arange(2))}))
     assert found == {"a": [None, 1.5], "2": [None, [0, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("invoice\u202efdp.exe", "invoice\\u202efdp.exe"),
+        ("\u2066a\u2069 \u200eb\u061c", "\\u2066a\\u2069 \\u200eb\\u061c"),
+        ("pay\u200dpal \u200b\ufeff\xad", "pay\\u200dpal \\u200b\\ufeff\\xad"),
+        ("\x1b[2J\x07\x9b\x00", "\\x1b[2J\\x07\\x9b\\x00"),
+        ("\U000e0041\u2028\udc80", "\\U000e0041\\u2028\\udc80"),
+        ("tab\tand\nline", "tab\tand\nline"),
+        ("\u05e9\u05dc\u05d5\u05dd caf\u00e9\u00a0\u4e2d", "\u05e9\u05dc\u05d5\u05dd caf\u00e9\u00a0\u4e2d"),
+        ("\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c\u062e", "\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c\u062e"),
+    ],
+)
+def test_invisible_characters_and_those_that_change_the_direction_are_escaped(text, shown):
+    assert visible(text) == shown

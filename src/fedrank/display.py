@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 CELL = "text-align: left; vertical-align: top"
 
@@ -48,6 +49,32 @@ def as_rows(caption: str, rows: Sequence[Mapping[str, Any]], most: int = 20) -> 
     body = "".join(f"<tr>{''.join(_cell(row.get(name, '')) for name in names)}</tr>" for row in rows[:most])
     more = f"<div>… and {len(rows) - most:,} more</div>" if len(rows) > most else ""
     return f"<div>{escape(caption)}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+
+
+def visible(text: str, drop: bool = False) -> str:
+    r"""Text in which characters that are invisible, or change the direction of others, are escaped, or left out.
+
+    Otherwise "invoice\u202efdp.exe" would be displayed as "invoiceexe.pdf". Tabs, line breaks, and joiners behind a
+    character that is not ASCII, as in Persian words and emoji, stay.
+
+    >>> print(visible("invoice\u202efdp.exe\x1b[2J"))
+    invoice\u202efdp.exe\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    signs = zip(" " + text, text, strict=False)
+    return "".join(sign if not _hidden(before, sign) else "" if drop else _escaped(sign) for before, sign in signs)
+
+
+def _hidden(before: str, sign: str) -> bool:
+    if sign in "\t\n" or (sign in "\u200c\u200d" and not before.isascii()):
+        return False
+    return category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, formats, surrogates and separators
+
+
+def _escaped(sign: str) -> str:
+    code = ord(sign)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65_536 else f"\\U{code:08x}"
 
 
 def count_of(count: int, one: str, many: str = "") -> str:

@@ -7,7 +7,8 @@ must agree, every click that was answered must be there and no forgotten one, th
 and what was learned must be what the learned lists teach, each once. Each time a process of its own works, and another
 one looks.
 
-Then as many while it answers rounds of a federation in a folder: nothing may have left that is not in the list of what
+Then as many while a site answers rounds from its recorded searches, in a folder and in the open, since one person alone
+cannot be asked for a sum: nothing may have left that is not in the list of what
 was sent, or is not in the outbox, and no round may be charged twice or use a search that another one used.
 """
 
@@ -30,19 +31,24 @@ from pathlib import Path
 import numpy as np
 
 from fedrank import wire
+from fedrank.data.collection import SYNTHETIC
 from fedrank.data.live_features import LIVE_1, ForwardRow, ForwardRows, WordStatistics
-from fedrank.deploy import protocol
-from fedrank.deploy.folder import folder_send
+from fedrank.deploy import consent, protocol
+from fedrank.deploy.folder import folder_send, read_plans, serve_once
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, join_folder, read_home
 from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.site import Site
+from fedrank.experiments.spec.grid import read_tables
 from fedrank.federated.messages import Call
+from fedrank.files import private_folder
 from fedrank.privacy.population import Account
 from fedrank.ranking.gate import Gate
-from fedrank.search import coordinator, impressions, ingest, joining, trial
+from fedrank.search import impressions, ingest, trial
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, OWN_RATE, first_weights, warm_up
+from fedrank.search.sharing import Sharing
 from tests.search.made_up import Clock, close, search_often, write_documents
 
 DOCUMENTS = 60
@@ -169,6 +175,22 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
 
 ANSWERED = "answered"  # a line for each round that the coordinator heard: round, bytes, digest
 SEARCHES, ROUNDS = 30, 32  # of a round; for which there are searches
+SITE = """
+name = "anna"
+id = 0
+federation = "friends"
+[data]
+impressions = "{}"
+[policy]
+learners = ["pdgd"]
+largest_epsilon = 100000.0
+"""
+SPEC = {
+    "evaluate_every": ROUNDS,
+    "data": {"collection": SYNTHETIC, "features": "live-1"},
+    "learner": {"name": "pdgd", "rate": 0.03, "temperature": 0.3, "keep": 0.9},
+    "mechanism": {"name": "gaussian", "clip": 0.1, "noise": 1.0, "placement": "client"},
+}
 
 
 class Federation:
@@ -176,26 +198,27 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.shared, self.home = folder, folder / "shared", folder / "home"
-        self.store, self.site = folder / "anna", folder / "anna" / "federation"
+        self.store, self.site = folder / "anna", folder / "site"
 
     def begin(self) -> None:
         told = create_folder_federation(self.shared, self.home, "friends").fingerprint
         clock = Clock(time.time() - 4 * 86_400)
+        for name, folder in (("anna", self.site), ("ben", self.folder / "ben"), ("cleo", self.folder / "cleo")):
+            own = join_folder(self.shared, folder, name, told)
+            approve_in_folder(self.shared, self.home, name, own)
         with SearchClient(self.store, clock=clock) as client:
             client.index([write_documents(self.folder / "documents")])
-            own = joining.ask_to_join(client, self.shared, "anna", told, 1e5)
-            approve_in_folder(self.shared, self.home, "anna", own)
+            lists = private_folder(private_folder(self.store / "federation") / "searches")
+            (self.site / "site.toml").write_text(SITE.format(lists))
+            client.sent.add_journal(self.site, str(self.shared))
+            Sharing(str(self.shared), 0, 1e5, str(self.site)).write(self.store)
             search_often(client, clock, SEARCHES * ROUNDS)
-        for name in ("ben", "cleo"):
-            own = join_folder(self.shared, self.folder / name, name, told)
-            approve_in_folder(self.shared, self.home, name, own)
         _ = self.plan
 
     @functools.cached_property
     def plan(self) -> Plan:
-        coordinator.ROUNDS = ROUNDS
         parties = read_home(self.home).parties()
-        grid = coordinator.built_in(self.home, len(parties), 1e3)
+        grid = read_tables(SPEC | {"rounds": ROUNDS, "clients": {"count": len(parties), "interactions": SEARCHES}})
         [(_, plan)] = plan_runs(grid, "searches", self.folder / "runs", parties, "friends")
         return plan
 
@@ -218,9 +241,12 @@ class Federation:
         """Answer until killed."""
         with SearchClient(self.store) as client:
             while True:
-                for plan, _ in joining.open_plans(client):
-                    joining.agree(client, plan)
-                joining.take_part(client)
+                for plan in read_plans(self.shared, self.site):
+                    if consent.said_of(self.site, plan) is None:
+                        consent.accept(self.site, plan)
+                client.record_for_sharing()
+                with Site.open(self.site) as site:
+                    serve_once(self.shared, self.site, site)
 
     def heard(self) -> list[tuple[int, int, str]]:
         path = self.folder / ANSWERED

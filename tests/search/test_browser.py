@@ -251,7 +251,7 @@ def test_320_pixels(site: ServedPage, person: Callable[..., Any], scheme: str) -
             "dark": "rgb(21, 26, 32)",
         }[scheme]
     )
-    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status"):
+    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status", "/learned"):
         tab.goto(address if address.startswith("http") else site.origin + address)
         assert tab.evaluate("document.documentElement.scrollWidth") == 320, address
         low = tab.evaluate(
@@ -298,6 +298,88 @@ def test_forget_removes_rows(site: ServedPage, person: Callable[..., Any]) -> No
         assert "Deleted: " in tab.locator("[role=status]").inner_text()
         assert rows.execute(counted).fetchone() == (0, clicks - 1)
     rows.close()
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_why_in_words_and_what_was_learned_with_one_button_to_forget(
+    site: ServedPage, person: Callable[..., Any], script: bool
+) -> None:
+    site.client.forget(learned=True)
+    tab = person(java_script_enabled=script, viewport={"width": 320, "height": 640})
+    search(tab, "kraken")
+    tab.click("ol.results li:nth-child(2) a")
+    wanted = tab.locator("h1").inner_text()
+    later(site)
+    site.clock.ahead += 3600
+    tab.goto(f"{site.origin}/")
+    search(tab, "kraken")
+    assert titles(tab)[0] == wanted, "what was opened is first now"
+    assert tab.locator(".opened").all_inner_texts() == ["you opened this before"]
+    tab.click("text=Why this order?")
+    tab.wait_for_load_state()
+    first = tab.locator("section.why").first
+    assert "You opened it once for \u201ckraken\u201d" in first.inner_text()
+    assert not first.locator("table").first.is_visible(), "numbers are folded away"
+    first.locator("summary").first.click()
+    assert first.locator("table").first.is_visible()
+    tab.click("text=What was learned")
+    assert tab.locator("h1").inner_text() == "What have you learned about me?"
+    assert tab.locator("#remembered ~ .wide tbody tr").count() == 1
+    assert tab.locator("#difference ~ table svg").locator(".up, .down").count() == 1, "one week"
+    tab.click("text=Forget what was learned")
+    assert "Deleted: 2 searches, 1 click, 0 documents." in tab.locator("[role=status]").inner_text()
+    assert "Nothing: no search is recorded" in tab.locator("main").inner_text()
+    assert site.client.status().searches == 0
+
+
+def test_what_was_learned_is_reached_and_forgotten_with_the_keyboard(
+    site: ServedPage, person: Callable[..., Any]
+) -> None:
+    tab = person()
+    search(tab, "leviathan")
+    tab.goto(f"{site.origin}/learned")
+    for wanted in ("a[href='/learned']", "button[value=learned]"):
+        for _ in range(12):
+            tab.keyboard.press("Tab")
+            if tab.evaluate("wanted => document.activeElement.matches(wanted)", wanted):
+                break
+        assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/learned?note=forgotten*")
+    assert site.client.status().searches == 0
+
+
+def test_a_name_with_a_direction_override_is_what_it_is(site: ServedPage, person: Callable[..., Any]) -> None:
+    file = site.folder / "documents" / "basilisk\u202efdp.md"
+    file.write_text("# A basilisk\u202egnp\u2066\u200b\n\nbasilisk")
+    site.client.index()
+    tab = person()
+    where = search(tab, "basilisk")
+    assert titles(tab) == ["A basilisk\\u202egnp\\u2066\\u200b"]
+    assert "basilisk\\u202efdp.md" in tab.locator(".where").inner_text()
+    for address in (where, f"{where}/why", f"{where}/open/0", "/learned", "/status"):
+        tab.goto(address if address.startswith("http") else site.origin + address)
+        outside = tab.evaluate(
+            "(() => { const page = document.documentElement.cloneNode(true); "
+            "page.querySelectorAll('pre').forEach(one => one.remove()); return page.outerHTML; })()"
+        )
+        assert not set(outside) & set("\u202e\u2066\u200b"), address
+    file.unlink()
+    site.client.index()
+
+
+def test_a_document_is_forgotten_with_its_searches(site: ServedPage, person: Callable[..., Any]) -> None:
+    file = site.folder / "documents" / "manticore.md"
+    file.write_text("# manticore\n\nmanticore")
+    site.client.index()
+    tab = person()
+    search(tab, "manticore")
+    tab.click("ol.results li:nth-child(1) a")
+    tab.click("text=Forget this document")
+    tab.check("text=Also delete the 1 search that showed it")
+    tab.click("text=Forget document")
+    assert "Deleted: 1 search, 1 click, 1 document." in tab.locator("[role=status]").inner_text()
+    assert not site.client.store.count("SELECT count(*) FROM impressions WHERE query = 'manticore'")
 
 
 def test_learning_off_records_nothing(site: ServedPage, person: Callable[..., Any]) -> None:
@@ -385,7 +467,7 @@ def test_axe_finds_nothing(site: ServedPage, person: Callable[..., Any], scheme:
     tab.click("ol.results li:nth-child(2) a")
     later(site)
     where, found = search_again(tab, site), {}
-    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status?note=on", "/nowhere"):
+    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status?note=on", "/learned", "/nowhere"):
         tab.goto(address if address.startswith("http") else site.origin + address)
         tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         found[address] = [
@@ -398,8 +480,10 @@ def test_axe_finds_nothing(site: ServedPage, person: Callable[..., Any], scheme:
 
 
 def search_again(tab: Any, site: ServedPage) -> str:
-    """A second search closes the list before, so that there is something learned to show; this one is short."""
+    """A second search, and a model that learned something, so that there is something to show."""
     tab.goto(f"{site.origin}/")
     where = search(tab, "kraken")
+    with site.client.store.writing():
+        site.client.store.db.execute("UPDATE models SET learned = 3")
     assert site.client.status().learned_from > 0
     return where

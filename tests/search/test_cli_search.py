@@ -170,15 +170,65 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert json.loads(fedrank("status", "--json")[1])["documents"] == 0
 
 
+def test_a_name_with_a_direction_override_is_escaped_in_a_terminal_and_data_in_json(fedrank: Command) -> None:
+    Path("notes/\u202efdp.exe").write_bytes(bytes(range(256)) * 20)
+    fedrank("index", "notes", "--quiet")
+    out = fedrank("status", "--skipped")[1]
+    assert "\u202e" not in out
+    assert "\\u202efdp.exe" in out
+    files = json.loads(fedrank("status", "--skipped", "--json")[1])
+    assert any(file["path"].endswith("\u202efdp.exe") for file in files)
+
+
+def test_why_and_what_was_learned_in_a_terminal(fedrank: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedrank("index", "notes", "--quiet")
+    with SearchClient("store") as client:
+        for position in (2, 0):  # it moved up
+            found = client.search("river mills\u202e")
+            client.open_document(found.impression, position)
+        last = client.search("river mills").impression
+    out = fedrank("status", "--why", str(last))[1]
+    assert out.startswith(f"Search {last}: river mills\n")
+    assert "You opened it twice for \u201criver mills\\u202e\u201d, last on 20" in out
+    assert "The search engine alone has it at" in out
+    why = json.loads(fedrank("status", "--why", str(last), "--json")[1])
+    assert len(why["results"]) == 4
+    out = fedrank("status", "--learned")[1]
+    assert "From 3 recorded queries and 2 clicks" in out
+    assert "you opened River" in out
+    assert "  +" in out or "  -" in out
+    learned = json.loads(fedrank("status", "--learned", "--json")[1])
+    assert learned["remembered"][0]["clicks"] == 2
+    monkeypatch.setattr("typer.confirm", refuse)
+    assert fedrank("forget", "--learned")[0] != 0
+    assert "Deleted 3 searches, 2 clicks and 0 documents" in fedrank("forget", "--learned", "--yes")[1]
+    assert "From 0 recorded queries" in fedrank("status", "--learned")[1]
+
+
+def test_forgetting_a_document_names_the_queries_that_stay(fedrank: Command) -> None:
+    fedrank("index", "notes", "--quiet")
+    with SearchClient("store") as client:
+        found = client.search("river\u202e mills").results[0].id
+    out = fedrank("forget", "--document", str(found))[1]
+    assert "Searches that showed it stay" in out
+    assert "  river\\u202e mills\n" in out
+    with SearchClient("store") as client:
+        found = client.search("river mills").results[0].id
+    assert "Deleted 2 searches" in fedrank("forget", "--document", str(found), "--queries")[1]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("forget",), "nothing was deleted: give one of --query"),
+        (("forget", "--query", "x", "--queries"), "--queries is for --document"),
         (("forget", "--query", "x", "--all"), "nothing was deleted: give one of --query"),
         (
             ("forget", "--since", "yesterday"),
             "must be a day, such as 2026-01-31 (got 'yesterday'); nothing was deleted",
         ),
+        (("status", "--why", "77"), "--why 77: no such search; use the number in the address of its results"),
+        (("status", "--why", "1", "--learned"), "give only one of --skipped, --learned and --why"),
         (("forget", "--document", "77"), "no such document; nothing was deleted"),
         (("serve", "--demo", "--folder", "store"), "--demo uses the folder search-demo and cannot be combined"),
         (("learn", "maybe"), "must be on, weights, off or reset (got 'maybe'); nothing was changed"),
@@ -414,32 +464,40 @@ def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
     assert {wanted.removesuffix(": my notes") for _, wanted in WISHES} <= titles
 
 
-@pytest.mark.long
-def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> None:
-    from fedrank.deploy.folder_members import create_folder_federation
+@pytest.mark.parametrize("more", [(), ("--name", "anna", "--fingerprint", "SHA256:66", "--once")])
+def test_join_through_a_shared_folder_ends_with_the_reason(fedrank: Command, more: tuple[str, ...]) -> None:
+    code, out, err = fedrank("join", "file:shared", *more)
+    assert code != 0
+    assert out == ""
+    assert "noise on each device destroys what a small group learns" in err
+    assert "fedrank deploy join" in err
+    assert [path.name for path in Path().iterdir()] == ["notes"], "nothing was written"
 
-    shared = Path("shared").absolute()
-    told = create_folder_federation(shared, Path("home"), "friends").fingerprint
-    where = f"file:{shared}"
-    code, _, err = fedrank("join", where)
+
+def test_join_refuses_other_options_by_name(fedrank: Command) -> None:
+    code, _, err = fedrank("join", "anna", "--epsilon", "2")
     assert code != 0
-    assert "--name and --fingerprint are missing" in err
-    code, _, err = fedrank("join", str(shared))
+    assert "--epsilon" in err
+
+
+def test_aggregate_refuses_a_shared_folder_and_too_few_people(
+    fedrank: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedrank.deploy.folder_members import create_folder_federation
+    from fedrank.deploy.transport import store_shared_folder
+    from fedrank.search import coordinator
+
+    create_folder_federation(Path("shared").absolute(), Path("home"), "friends")
+    store_shared_folder(Path("home"), Path("shared").absolute())
+    code, _, err = fedrank("aggregate", "--home", "home")
     assert code != 0
-    assert "write file:FOLDER for a shared folder" in err
-    assert [path.name for path in shared.iterdir()] == ["federation.json"]
-    code, out, _ = fedrank("join", where, "--name", "anna", "--fingerprint", told, "--yes")
-    assert code == 0
-    assert "a public key" in out
-    assert "\u03b5 = 8" in out
-    assert (shared / "joining" / "anna").is_file()
-    assert "not approved you yet" in fedrank("join", where, "--once")[1]
-    code, _, err = fedrank("join", f"file:{shared}-other")
+    assert "over a network only" in err
+    monkeypatch.setattr("fedrank.deploy.transport.shared_folder", lambda home: None)
+    monkeypatch.setattr(coordinator, "parties_of", lambda home: [None] * 7)
+    code, _, err = fedrank("aggregate", "--home", "home", "--epsilon", "4", "--quiet")
     assert code != 0
-    assert "leave it first" in err
-    assert "request to join as anna" in fedrank("status")[1]
-    assert fedrank("leave", "--yes")[0] == 0
-    assert (shared / "left" / "anna").is_file()
+    assert f"\u03b5 = 4 needs at least {coordinator.people_needed(4.0)} people, and 7 joined" in err
+    assert not Path("home/runs").exists()
 
 
 @pytest.mark.long
@@ -447,19 +505,19 @@ def test_join_over_a_network_shows_to_whom_and_at_which_epsilon_and_asks(
     fedrank: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
+    from fedrank.search.coordinator import EXPECTED, people_needed
     from tests.search.test_networked import a_site
 
     site = a_site(Path("anna").absolute())
     before = (site / "site.toml").read_text()
-    code, _, err = fedrank("join", "anna", "--epsilon", "2")
-    assert code != 0
-    assert "policy.largest_epsilon" in err
     monkeypatch.setattr("typer.confirm", refuse)
     code, out, _ = fedrank("join", "anna")
     assert code != 0
     assert "friends at fl.example.org:8002" in out
     assert "Nothing leaves this device now" in out
     assert "\u03b5 = 8 (\u03b4 = 1e-05)" in out
+    assert f"fewer than {people_needed(8.0)} people are refused" in out
+    assert EXPECTED in out
     assert (site / "site.toml").read_text() == before
     assert "while `fedrank search serve` or" in fedrank("join", "anna", "--yes")[1]
     assert "impressions = " in (site / "site.toml").read_text()
@@ -491,10 +549,10 @@ def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comp
     keys = {name: read_identity(Path(name)).public for name in ("anna", "ben", "cleo")}
     parties = [PlannedSite(name, (id,), key) for id, (name, key) in enumerate(keys.items())]
     Path("home").mkdir()
+    monkeypatch.setattr(coordinator, "SIGNAL", 0.1)  # otherwise three people are refused
+    monkeypatch.setattr(coordinator, "ROUNDS", 1)
     runs = [
-        plan_runs(
-            coordinator.built_in(Path("home"), 3, epsilon, coordinator.SUMMED), name, Path("runs"), parties, "friends"
-        )
+        plan_runs(coordinator.built_in(Path("home"), 3, epsilon), name, Path("runs"), parties, "friends")
         for name, epsilon in (("fits", 8.0), ("costs-too-much", 9.0))
     ]
     [fits, other] = [plan for [(_, plan)] in runs]
@@ -512,8 +570,6 @@ def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comp
     assert "This site would refuse the plan" in out
     assert consent.said_of(site, other) is None
     (site / "refused" / f"{fits.digest}.json").unlink()
-    assert fedrank("join", "anna", "--once", "--yes")[0] == 0
-    assert consent.said_of(site, fits) is None  # nobody was asked
     assert fedrank("join", "anna", "--yes")[0] == 0
     assert consent.said_of(site, fits) == "accepted"
     assert set(consent.partners(site)) == {"anna", "ben", "cleo"}

@@ -189,6 +189,29 @@ def test_forgetting_a_document_removes_it_everywhere_and_for_good(client, clock,
         client.forget(document=10**21)
 
 
+def test_searches_that_showed_a_forgotten_document_stay_and_are_named_or_go_with_it(client, clock):
+    def searches():
+        return [query for (query,) in client.store.rows("SELECT query FROM impressions ORDER BY id")]
+
+    first = search_and_click(client, clock, "orchard apple", place=0)
+    search_and_click(client, clock, "orchard")
+    client.search("nothing like it")
+    one, other = (result.id for result in first.results[:2])
+    shown = [each for each in ("orchard apple", "orchard") if one in [r.id for r in client.search(each).results]]
+    before = searches()
+    gone = client.forget(document=one)
+    assert set(gone.kept) == set(shown)
+    assert gone.impressions == 0
+    assert searches() == before
+    listing = client.pages.listed(other)
+    assert listing >= 2
+    gone = client.forget(document=other, searches=True)
+    assert (gone.documents, gone.impressions, gone.kept) == (1, listing, ())
+    assert "nothing like it" in searches()
+    assert len(searches()) == len(before) - listing
+    assert client.store.count("SELECT count(*) FROM clicks WHERE impression NOT IN (SELECT id FROM impressions)") == 0
+
+
 def test_not_even_the_name_of_a_forgotten_document_is_kept(client, tmp_path):
     (tmp_path / "documents" / "xylophonist.txt").write_text("a wombat")
     box = tmp_path / "documents" / "box.mbox"

@@ -1,289 +1,258 @@
-"""People who learn together through a folder: nothing leaves before they join, and a model comes back on trial."""
+"""People who learn together: only over a network, only enough of them, and only with searches made after joining."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import math
+import re
 import threading
 import time
-from contextlib import ExitStack
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fedrank.data.live_features import LIVE_1
-from fedrank.deploy import site_calls
-from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, read_invitation
-from fedrank.deploy.outbox import used_searches
-from fedrank.ranking.model import load_weights
+from fedrank.deploy import consent
+from fedrank.deploy.identity import new_identity, read_identity
+from fedrank.deploy.make_plans import plan_runs
+from fedrank.deploy.plan import PlannedSite, make_plan
+from fedrank.deploy.settings import site_template
+from fedrank.experiments.runner.privacy import planned
+from fedrank.experiments.runner.privacy_rule import noise_norm
+from fedrank.files import private_folder
+from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.search import coordinator, joining, sharing, web
-from fedrank.search.coordinator import aggregate, built_in
+from fedrank.search.coordinator import built_in, check_people, people_needed, too_few
 from fedrank.search.results import SearchError
+from fedrank.search.sharing import Sharing
+from tests.deploy.plans import experiment
+from tests.oracles.accounting import gaussian_epsilon
 from tests.search.made_up import FRUIT, Clock, opened, search_often
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 
 
-class Group:
-    """A coordinator, and people with their own clients around one folder."""
-
-    def __init__(self, root, open_one, names):
-        self.shared, self.home = root / "shared", root / "home"
-        create_folder_federation(self.shared, self.home, "friends")
-        self.clocks = {name: Clock() for name in names}
-        self.clients = {name: open_one(root / name, self.clocks[name]) for name in names}
-
-    def join(self, name, epsilon=8.0):
-        told = read_invitation(self.shared).fingerprint
-        own = joining.ask_to_join(self.clients[name], self.shared, name, told, epsilon)
-        approve_in_folder(self.shared, self.home, name, own)
-
-    def search(self, name, times):
-        search_often(self.clients[name], self.clocks[name], times)
-
-    def files(self):
-        return sorted(str(path.relative_to(self.shared)) for path in self.shared.rglob("*") if path.is_file())
+@pytest.fixture
+def clock():
+    return Clock()
 
 
 @pytest.fixture
-def group(tmp_path):
-    with ExitStack() as opening:
-        yield Group(
-            tmp_path, lambda folder, clock: opening.enter_context(opened(folder, clock)), ("anna", "ben", "cleo")
-        )
+def anna(tmp_path, clock):
+    with opened(tmp_path / "anna", clock) as client:
+        yield client
 
 
-def in_background(group, **more):
-    """The coordinator, until told to stop."""
-    stop, results = threading.Event(), []
-
-    def work():
-        results.append(
-            aggregate(
-                group.shared, group.home, group.home / "runs", "searches", 8.0, stop.is_set, patience=60.0, **more
-            )
-        )
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread, stop, results
+@pytest.fixture
+def site(tmp_path, anna):
+    """The folder of a site, without certificates, to which the searches of anna are given."""
+    folder = tmp_path / "site"
+    (folder / "kit").mkdir(parents=True)
+    new_identity(folder)
+    (folder / "site.toml").write_text(site_template("anna", 0, "friends"))
+    return folder
 
 
-def take_part_until(group, done, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until, "nothing happened for too long"
-        for client in group.clients.values():
-            for plan, view in joining.open_plans(client):
-                assert view.refused == ()
-                joining.agree(client, plan)
-            joining.take_part(client)
-        time.sleep(0.05)
+def join(client, site):
+    """What `join_network` does, without the address of the server."""
+    lists = private_folder(private_folder(client.folder / "federation") / "searches")
+    joining.networked.point_at(site, lists)
+    Sharing("friends at localhost:1", client.rows.last_search, 8.0, str(site)).write(client.folder)
 
 
-@pytest.mark.long
-def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypatch):
-    monkeypatch.setattr(coordinator, "ROUNDS", 2)
-    monkeypatch.setattr(site_calls, "PAUSE", 0.05)
-    before = group.files()
-    for name in group.clients:
-        group.search(name, 3)
-    assert group.files() == before == ["federation.json"]  # nothing leaves before somebody joins
-    assert all(client.status().sent == () for client in group.clients.values())
-    for name in group.clients:
-        group.join(name)
-        group.search(name, 61)
-    thread, stop, results = in_background(group)
-    try:
-        take_part_until(group, lambda: not thread.is_alive())
-    finally:
-        stop.set()
-        thread.join()
-    assert results[0].failed == []
-    assert len(results[0].finished) == 1
-    made = load_weights(results[0].finished[0].folder / "model.json")
-    assert made.feature_names == LIVE_1.names
-    for client in group.clients.values():
-        joining.take_part(client)
-        status = client.status()
-        assert status.trial.state == "replay"  # on trial, not in use
-        assert status.trial.origin.startswith("federation friends")
-        assert "initialized from the start weights" in status.model
-        np.testing.assert_array_equal(client.trials.on_trial().weights, made.weights)
-        used = used_searches(client.folder / "federation" / "outbox")
-        assert len(used) == 60
-        assert min(used) > 3  # what was searched before joining is nobody's business
-        rounds = [one.what for one in status.sent if one.what.endswith("answer to round")]
-        assert rounds == ["round 1: answer to round", "round 2: answer to round"]
-        # A plan that came between being agreed to and being answered was refused at first.
-        first = [one.what for one in status.sent if one.what.startswith("round 0: ")]
-        assert set(first) <= {"round 0: answer to hello", "round 0: that it does not, and why"}
-        assert len(set(first)) == len(first) > 0
-        assert status.sent[0].what.startswith("request to join")
-        joining.take_part(client)
-        assert client.status().trial.origin == status.trial.origin  # once
+def people(count, tmp_path, site):
+    """Planned sites, the first of which is this one."""
+    folders = [site, *(tmp_path / f"p{id}" for id in range(1, count))]
+    for folder in folders[1:]:
+        new_identity(folder)
+    return [
+        PlannedSite("anna" if folder == site else folder.name, (id,), read_identity(folder).public)
+        for id, folder in enumerate(folders)
+    ]
 
 
-def test_what_leaves_stands_in_sent_before_it_does(group, monkeypatch):
-    group.join("anna")
-    client, told = group.clients["anna"], []
-
-    def watched(receiver, what, size):
-        told.append((what, len(group.files())))
-        return 0
-
-    monkeypatch.setattr(client.sent, "note", watched)
-    before = len(group.files())
-    joining.leave(client, "enough")
-    assert told == [("notice of leaving", before)]
-    assert len(group.files()) == before + 1
+@pytest.mark.parametrize("where", ["file:shared", "file:", "file:/tmp/x"])
+def test_a_shared_folder_is_refused_with_the_reason_and_the_remedy(where):
+    with pytest.raises(SearchError) as caught:
+        joining.site_of(where)
+    said = str(caught.value)
+    assert "noise on each device destroys what a small group learns" in said
+    assert ".146 nDCG@10 below BM25" in said
+    assert "fedrank deploy join, then fedrank search join HOME" in said
 
 
-def test_what_is_refused_at_once_was_not_sent(group):
-    client = group.clients["anna"]
-    with pytest.raises(ValueError, match="it is another federation"):
-        joining.ask_to_join(client, group.shared, "anna", "SHA256:" + "-".join(["0000"] * 8), 8.0)
-    assert client.status().sent == ()
-    assert group.files() == ["federation.json"]
-    assert joining.state_of(client) == ""
-    with pytest.raises(SearchError, match="file:FOLDER"):
-        joining.meeting_of("https://example.org")
+def test_what_is_no_site_is_refused(tmp_path):
+    with pytest.raises(SearchError, match="give the folder that `fedrank deploy join` created"):
+        joining.site_of("https://example.org")
+    (tmp_path / "site.toml").write_text("")
+    assert joining.site_of(str(tmp_path)) == tmp_path
 
 
-def test_only_lists_after_joining_that_the_model_drew_are_recorded_and_forgetting_removes_them(group):
-    client = group.clients["anna"]
-    group.search("anna", 4)
-    client.record_for_sharing()
-    assert not (client.folder / "federation").exists()
-    group.join("anna")
-    client.settings.set_order("engine")
-    group.search("anna", 2)
-    client.settings.set_order("drawn")
-    group.search("anna", 10)
-    client.record_for_sharing()
-    lists = sharing.recorded(client.folder)
+def test_a_membership_of_an_earlier_version_sends_nothing_and_can_be_left(anna, clock):
+    private_folder(private_folder(anna.folder / "federation") / "searches")
+    Sharing("/shared", 0, 8.0).write(anna.folder)
+    search_often(anna, clock, 2)
+    with pytest.raises(SearchError, match="joined through a shared folder, which has ended"):
+        joining.take_part(anna)
+    joining.leave(anna)
+    assert joining.state_of(anna) == ""
+
+
+def test_only_lists_after_joining_that_the_model_drew_are_recorded_and_forgetting_removes_them(anna, clock, site):
+    search_often(anna, clock, 4)
+    anna.record_for_sharing()
+    assert not (anna.folder / "federation").exists()
+    join(anna, site)
+    anna.settings.set_order("engine")
+    search_often(anna, clock, 2)
+    anna.settings.set_order("drawn")
+    search_often(anna, clock, 10)
+    joining.take_part(anna)
+    lists = sharing.recorded(anna.folder)
     assert lists.numbers() == list(range(7, 17))
     assert lists.get(7).impression.clicked.any()
-    client.forget(query=f"orchard {FRUIT[0]}")
+    anna.forget(query=f"orchard {FRUIT[0]}")
     assert lists.numbers() == list(range(8, 17))
-    document = int(client.rows.clicks(8)[0].document)
-    client.forget(document=document)
+    document = int(anna.rows.clicks(8)[0].document)
+    anna.forget(document=document)
     assert not lists.get(8).impression.clicked.any()
-    client.forget(everything=True)
+    anna.forget(everything=True)
     assert lists.numbers() == []
-    assert client.rows.last_search == 16
+    assert anna.rows.last_search == 16
 
 
-def test_leaving_removes_recorded_lists_and_nothing_is_answered_any_more(group):
-    group.join("anna")
-    group.search("anna", 5)
-    client = group.clients["anna"]
-    client.record_for_sharing()
-    assert len(sharing.recorded(client.folder).numbers()) == 5
-    assert "5 searches are recorded" in " ".join(client.status().notes)
-    joining.leave(client)
-    assert sharing.recorded(client.folder).numbers() == []
-    assert joining.state_of(client) == ""
-    assert joining.take_part(client) == []
+def test_leaving_removes_recorded_lists_and_nothing_is_answered_any_more(anna, clock, site):
+    join(anna, site)
+    search_often(anna, clock, 5)
+    anna.record_for_sharing()
+    assert len(sharing.recorded(anna.folder).numbers()) == 5
+    assert "5 searches are recorded" in " ".join(anna.status().notes)
+    with pytest.raises(SearchError, match="leave it first"):
+        joining.state_of(anna, site.with_name("other"))
+    joining.leave(anna)
+    assert not (site / "kit").exists()
+    assert sharing.recorded(anna.folder).numbers() == []
+    assert joining.state_of(anna) == ""
+    joining.take_part(anna)
     with pytest.raises(SearchError, match="not joined a federation"):
-        joining.leave(client)
+        joining.leave(anna)
 
 
-def test_who_waits_for_the_coordinator_sends_nothing(group):
-    client = group.clients["anna"]
-    joining.ask_to_join(client, group.shared, "anna", read_invitation(group.shared).fingerprint, 8.0)
-    before = group.files()
-    group.search("anna", 3)
-    assert joining.state_of(client) == "waiting"
-    assert joining.open_plans(client) == []
-    assert joining.take_part(client) == []
-    assert group.files() == before == ["federation.json", "joining/anna"]
+# How many people are needed
 
 
-def test_the_built_in_question_keeps_its_epsilon(tmp_path):
-    from fedrank.experiments.runner.privacy import planned
+@pytest.mark.parametrize("epsilon", [4.0, 8.0])
+def test_the_number_of_people_is_the_smallest_that_the_rule_accepts(tmp_path, epsilon):
+    needed = people_needed(epsilon)
+    enough, less = (built_in(tmp_path, count, epsilon).base for count in (needed, needed - 4))
+    assert too_few(enough) == ""
+    assert f"at least {needed:,} are needed" in too_few(less) or f"at least {needed - 1:,} are needed" in too_few(less)
+    check_people(needed, epsilon)
+    with pytest.raises(ValueError, match=f"ε = {epsilon:g} needs at least {needed:,} people, and 3 joined"):
+        check_people(3, epsilon)
+    # The norm of noise in the model, by the formula of the plan, relative to the largest change of the model.
+    assert noise_norm(enough) / coordinator.STEP <= 1 / coordinator.SIGNAL * (1 + 1e-9)
 
-    for epsilon in (1.0, 8.0):
-        base = built_in(tmp_path, 10, epsilon).base
-        totals = [row.total for row in planned(base) if row.guarantee.event is not None]
-        assert 0.95 * epsilon < max(totals) <= epsilon
+
+def test_more_people_are_needed_for_a_smaller_epsilon():
+    needed = [people_needed(epsilon) for epsilon in (8.0, 4.0, 2.0, 1.0)]
+    assert needed == sorted(needed)
+    assert needed[0] > 10, "a handful of people never suffices"
+
+
+def test_the_tutorial_has_these_numbers():
+    tutorial = (Path(__file__).parents[2] / "docs" / "tutorials" / "search.md").read_text()
+    [epsilons] = re.findall(r"^\| \[ε\]\(\S+\) \|(.*)\|$", tutorial, re.M)
+    [numbers] = re.findall(r"^\| people needed \|(.*)\|$", tutorial, re.M)
+    found = {
+        float(epsilon): int(number) for epsilon, number in zip(epsilons.split("|"), numbers.split("|"), strict=True)
+    }
+    assert found == {epsilon: people_needed(epsilon) for epsilon in found}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("people", [80, 399, 401, 1000])
+def test_everyone_takes_part_once_in_few_rounds_at_the_price_of_one_gaussian(tmp_path, people):
+    base = built_in(tmp_path, people, 4.0).base
+    assert base.clients.schedule == "dealt"
+    assert base.rounds == max(2, math.ceil(people / 200))
+    assert isinstance(base.mechanism.placement, SecureAggregation)
+    totals = [row.total for row in planned(base) if row.guarantee.event is not None]
+    assert 0.98 * 4.0 < max(totals) <= 4.0
+    assert max(totals) == pytest.approx(gaussian_epsilon(base.mechanism.noise, 1e-5), rel=2e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_an_epsilon_that_is_no_budget_is_refused(tmp_path, epsilon):
     with pytest.raises(ValueError, match="positive and finite"):
-        built_in(tmp_path, 10, 0.0)
+        built_in(tmp_path, 10, epsilon)
+    with pytest.raises(ValueError, match="positive and finite"):
+        check_people(10, epsilon)
 
 
-COORDINATOR = """
-from fedrank.deploy import site_calls
-from fedrank.search import coordinator
-coordinator.ROUNDS, site_calls.PAUSE = 1, 0.1
-from fedrank.cli import main
-main()
-"""
+# Plans that reach a person
 
 
-@pytest.mark.process
-def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatch):
-    """`fedrank search aggregate` in a process of its own; whoever joins while the page is open is answered for, too."""
+def test_a_plan_with_too_few_people_is_shown_with_the_number_and_cannot_be_accepted(tmp_path, anna, site):
+    join(anna, site)
+    [(_, plan)] = plan_runs(built_in(tmp_path, 6, 8.0), "few", tmp_path, people(6, tmp_path, site), "friends")
+    consent.propose(site, plan)
+    [(found, view)] = joining.open_plans(anna)
+    assert found.digest == plan.digest
+    assert any(f"at least {people_needed(8.0)} are needed" in why for why in view.refused)
+    with pytest.raises(SearchError, match="6 people are too few"):
+        joining.agree(anna, plan)
+    assert consent.said_of(site, plan) is None
+
+
+def test_a_plan_with_enough_people_can_be_accepted(tmp_path, anna, site, monkeypatch):
+    monkeypatch.setattr(coordinator, "SIGNAL", 0.1)
+    join(anna, site)
+    [(_, plan)] = plan_runs(built_in(tmp_path, 6, 8.0), "enough", tmp_path, people(6, tmp_path, site), "friends")
+    consent.propose(site, plan)
+    [(_, view)] = joining.open_plans(anna)
+    assert view.refused == ()
+    joining.agree(anna, plan)
+    assert consent.said_of(site, plan) == "accepted"
+
+
+@pytest.mark.parametrize("mechanism", [None, {"name": "gaussian", "clip": 0.1, "noise": 9.0, "placement": "client"}])
+def test_noise_on_each_device_is_refused_by_name(tmp_path, anna, site, mechanism):
+    join(anna, site)
+    spec = experiment(rounds=2, clients={"count": 6, "interactions": 30}, learner={"name": "pdgd"}, mechanism=mechanism)
+    plan = make_plan(spec, "local", people(6, tmp_path, site), federation="friends", features=34, normalised="none")
+    said = joining.plan_problem(plan)
+    assert said.startswith("mechanism.placement must be secure-aggregation, because noise on each device destroys")
+    with pytest.raises(SearchError, match="secure-aggregation"):
+        joining.agree(anna, plan)
+    settings = joining.read_site(site)
+    if mechanism is not None:
+        assert any('"client" is not in policy.placements' in line for line in settings.objections(plan))
+    assert settings.policy.placements == ("secure-aggregation",)
+
+
+def test_a_problem_of_the_answering_thread_stands_in_the_status_until_it_is_gone(anna, clock, site, monkeypatch):
     monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.1)
-    with ExitStack() as pages:
-        for name, client in group.clients.items():
-            pages.enter_context(web._taking_part(client))
-            group.join(name)
-            group.search(name, 30)
-        words = ["search", "aggregate", str(group.shared), "--home", str(group.home), "--patience", "60"]
-        coordinator = subprocess.Popen(
-            [sys.executable, "-c", COORDINATOR, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        pages.callback(coordinator.kill)
-        agreed = set()
-        wait_until(lambda: agreed.update(agree_to_everything(group)) or len(agreed) == 3, coordinator)
-        said, _ = coordinator.communicate(timeout=60)
-        assert coordinator.returncode == 0, said
-        assert "generated documents" in said
-        wait_until(lambda: all(client.trials.phase for client in group.clients.values()))
-    [made] = group.home.glob("runs/searches/*/*/model.json")
-    for client in group.clients.values():
-        assert client.status().trial.state == "replay"
-        np.testing.assert_array_equal(client.trials.on_trial().weights, load_weights(made).weights)
-        assert len(used_searches(client.folder / "federation" / "outbox")) == 30
-        assert not [note for note in client.status().notes if "cannot" in note]
+    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(joining.SiteRunner, "keep_running", lambda self: None)
+    join(anna, site)
+    with web._taking_part(anna):
+        (site / "kit").rename(site / "away")
+        wait_until(lambda: "no longer has a kit" in anna.status().notes[-1])
+        (site / "away").rename(site / "kit")
+        wait_until(lambda: len(anna.status().notes) == 2)
+        mark = anna.folder / "federation" / "search.json"
+        whole = mark.read_bytes()
+        mark.write_bytes(b"{")
+        wait_until(lambda: "restore it" in anna.status().notes[-1])
+        mark.write_bytes(whole)
+        wait_until(lambda: len(anna.status().notes) == 2)
+        joining.leave(anna)
+        search_often(anna, clock, 3)
+        assert sharing.recorded(anna.folder).numbers() == []
     assert not [thread for thread in threading.enumerate() if thread.name == "fedrank-federation"]
 
 
-def test_a_problem_of_the_answering_thread_stands_in_the_status_until_it_is_gone(group, monkeypatch):
-    monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.05)
-    client, away = group.clients["anna"], group.shared.with_name("pulled-out")
-    group.join("anna")
-    with web._taking_part(client):
-        group.shared.rename(away)
-        wait_until(lambda: str(group.shared) in client.status().notes[-1] and len(client.status().notes) == 3)
-        away.rename(group.shared)
-        wait_until(lambda: len(client.status().notes) == 2)
-        mark = client.folder / "federation" / "search.json"
-        whole = mark.read_bytes()
-        mark.write_bytes(b"{")
-        wait_until(lambda: "restore it" in client.status().notes[-1])
-        mark.write_bytes(whole)
-        wait_until(lambda: len(client.status().notes) == 2)
-        joining.leave(client)
-        before = group.files()
-        group.search("anna", 3)
-        assert sharing.recorded(client.folder).numbers() == []
-        assert group.files() == before
-
-
-def agree_to_everything(group):
-    for name, client in group.clients.items():
-        for plan, view in joining.open_plans(client):
-            assert view.refused == ()
-            joining.agree(client, plan)
-            yield name
-
-
-def wait_until(true, process=None, seconds=60.0):
+def wait_until(true, seconds=60.0):
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "nothing happened for too long"
-        assert process is None or process.poll() is None, process.stdout.read()
         time.sleep(0.05)

@@ -34,7 +34,7 @@ from fedrank.deploy.flare_local import LocalFederation, provision_locally, runni
 
 pytestmark = pytest.mark.process
 
-PEOPLE = ("anna", "ben", "cleo")
+PEOPLE = ("anna", "ben", "cleo")  # far too few for ε = 8, so the test lowers the limit
 ROOT = Path(__file__).parents[2]
 
 
@@ -48,7 +48,7 @@ def a_site(folder, text=None):
     return folder
 
 
-def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
+def test_joining_shows_whom_it_would_connect_to_and_changes_two_lines(tmp_path):
     site = a_site(tmp_path / "site")
     before = (site / "site.toml").read_text()
     with opened(tmp_path / "anna") as client:
@@ -60,13 +60,15 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         lists = sharing.recorded(client.folder).folder
         assert read_site(site).data.impressions == str(lists)
         added = set((site / "site.toml").read_text().splitlines()) - set(before.splitlines())
-        assert added == {f'impressions = "{lists}"'}
+        [line] = [each for each in added if each.startswith("placements ")]
+        assert added == {f'impressions = "{lists}"', line}
+        assert read_site(site).policy.placements == ("secure-aggregation",)
         joining.join_network(client, site)  # the same again
-        assert joining.state_of(client, joining.meeting_of(str(site))) == "joined"
+        assert joining.state_of(client, joining.site_of(str(site))) == "joined"
         assert "friends at fl.example.org:8002, with at most ε = 8 in total" in " ".join(client.status().notes)
         assert client.status().sent == ()
         with pytest.raises(SearchError, match="leave it first"):
-            joining.state_of(client, joining.meeting_of(f"file:{tmp_path}"))
+            joining.state_of(client, tmp_path)
         SentLog(site).note(Label("round", bytes(16), 3), "answers", 700)
         client.forget(everything=True)
         [told] = client.status().sent
@@ -83,7 +85,9 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         ("[data]\n", '[data]\nimpressions = "elsewhere"\n', "yours are in"),
         ("[data]\n", "", "has no table"),
         ("unprotected     = false", "unprotected = true", "without noise"),
-        ('"client", "secure-aggregation"]', '"client", "server"]', "without noise"),
+        ('"client", "secure-aggregation"]', '"client",\n # and\n "server"]', "must allow only secure aggregation"),
+        ("placements ", "# placements ", "must allow only secure aggregation"),
+        ('accept          = "listed"', 'accept = "within-policy"', "accepts plans without asking"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_left_as_it_is(tmp_path, before, after, said):
@@ -101,6 +105,7 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
     """Real processes and certificates; two are served by the page's own thread, one by `fedrank deploy start`."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(coordinator, "ROUNDS", 1)
+    monkeypatch.setattr(coordinator, "SIGNAL", 0.1)
     monkeypatch.setattr("fedrank.search.web.SECONDS_BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.5)
     federation = provision_locally(tmp_path / "net", {name: id for id, name in enumerate(PEOPLE)}, "friends")
@@ -110,7 +115,7 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
     stop, results = threading.Event(), []
 
     def coordinate():
-        results.append(coordinator.aggregate_online(federation.home, federation.home / "runs", "s", 8.0, stop.is_set))
+        results.append(coordinator.aggregate(federation.home, federation.home / "runs", "s", 8.0, stop.is_set))
 
     with ExitStack() as running:
         clients = {}

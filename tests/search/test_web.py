@@ -422,6 +422,33 @@ def test_why_shows_every_place_with_its_shares(page: ServedPage, browser: httpx.
     assert "Why this order?" not in browser.get(page.search(browser, "river sea", sort="date")).text
 
 
+def test_why_and_what_was_learned_are_in_words_and_one_button_forgets(tmp_path: Path) -> None:
+    with served(tmp_path) as page, page.browser() as browser:
+        assert "Nothing: no search is recorded" in browser.get("/learned").text
+        for position in (1, 0):  # it moved up
+            browser.get(page.search(browser, f"kraken {EVIL}") + f"/open/{position}")
+        page.clock.ahead += 3600
+        where = page.search(browser, f"kraken {EVIL}")
+        text = browser.get(where).text
+        assert text.count("you opened this before") == 1
+        text = browser.get(f"{where}/why").text
+        assert "You opened it twice for \u201ckraken &lt;script&gt;" in text
+        assert EVIL not in text
+        text = browser.get("/learned").text
+        assert "3 searches" in text
+        assert "2 clicks" in text
+        assert EVIL not in text
+        assert "kraken &lt;script&gt;" in text
+        assert "Difference from the search engine by week" in text
+        assert '<svg class="bar"' in text
+        answer = browser.post("/forget", data={"what": "learned"})
+        text = browser.get(answer.headers["location"]).text
+        assert "Deleted: 3 searches, 2 clicks, 0 documents." in text
+        assert "Nothing: no search is recorded" in text
+        assert page.client.status().documents > 25
+        assert "you opened this before" not in browser.get(page.search(browser, "kraken")).text
+
+
 def test_why_of_nothing_and_of_something_old_is_a_page(page: ServedPage, browser: httpx.Client) -> None:
     where = page.search(browser, "nothinglikeit")
     answer = browser.get(f"{where}/why")
@@ -488,6 +515,45 @@ def test_forget_removes_rows(tmp_path: Path) -> None:
         home = browser.get("/").text
         assert "nothing to search yet" in home
         assert f"fedrank search index ~/Documents --folder {page.client.folder}</code>" in home
+
+
+def test_a_document_is_forgotten_with_the_searches_that_showed_it(tmp_path: Path) -> None:
+    with served(tmp_path) as page, page.browser() as browser:
+        for query in ("kraken", "leviathan", "kraken"):
+            browser.get(page.search(browser, query) + "/open/0")
+        document = page.client.search("kraken").results[0].id
+        text = browser.get(f"/documents/{document}").text
+        assert "Also delete the 3 searches that showed it" in text
+        form = {"what": "document", "document": str(document)}
+        answer = browser.post("/forget", data={**form, "searches": "on"})
+        assert "Deleted: 3 searches, 2 clicks, 1 document." in browser.get(answer.headers["location"]).text
+        queries = [query for (query,) in page.client.store.rows("SELECT query FROM impressions")]
+        assert queries == ["leviathan"]
+        document = page.client.search("leviathan").results[0].id
+        answer = browser.post("/forget", data={**form, "document": str(document)})
+        assert "Searches that showed the document stay" in browser.get(answer.headers["location"]).text
+
+
+# names that are not what they seem
+
+
+def test_characters_that_change_the_direction_or_are_invisible_are_escaped_in_names(tmp_path: Path) -> None:
+    with served(tmp_path) as page, page.browser() as browser:
+        (page.folder / "documents" / "griffin\u202efdp.md").write_text("# A griffin\u2066 \u200bbill\n\na griffin")
+        persian = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # with a joiner
+        (page.folder / "documents" / f"{persian}.md").write_text("# x\n\nhippogriff")
+        page.client.index()
+        where = page.search(browser, "griffin\u202e")
+        document = page.client.search("griffin").results[0]
+        pages = [where, f"{where}/why", f"/documents/{document.id}", "/status"]
+        for text in (browser.get(each).text for each in pages):
+            assert not any(sign in re.sub(r'(?s)value="[^"]*"|<pre.*</pre>', "", text) for sign in "\u202e\u2066\u200b")
+        text = browser.get(where).text
+        assert "<mark>griffin</mark>\\u2066 \\u200bbill" in text
+        assert "griffin\\u202efdp.md" in text
+        assert 'value="griffin\u202e"' in text, "a query is data and stays"
+        assert persian in browser.get(page.search(browser, "hippogriff")).text
+        assert "\u202e" in page.client.search("griffin").results[0].where, "so is what programs get"
 
 
 # documents and originals

@@ -126,7 +126,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as problem:
         if os.environ.get("FEDRANK_DEBUG"):
             raise
-        from fedrank.experiments.report.terminal import printable
+        from fedrank.display import visible
 
-        typer.echo(f"fedrank: {printable(error_message(problem))}", err=True)
+        typer.echo(f"fedrank: {visible(error_message(problem))}", err=True)
         raise SystemExit(2) from None

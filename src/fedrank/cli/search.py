@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.shared import (
-    MAX_WAIT,
     AsJson,
     Browser,
     Port,
@@ -26,11 +25,11 @@ from fedrank.cli.shared import (
     print_sections,
     progress,
 )
+from fedrank.display import count_of
 from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
     from fedrank.search.client import SearchClient
-    from fedrank.search.joining import Meeting
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
 search_app = typer.Typer(
@@ -80,7 +79,7 @@ def search_index(
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
-                print_line(f"{path}: {_number(client.remove_root(path), 'document')} removed from the index")
+                print_line(f"{path}: {count_of(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
@@ -146,11 +145,23 @@ def search_status(
     skipped: Annotated[
         bool, typer.Option("--skipped", help="List the files that could not be indexed, with the reasons.")
     ] = False,
+    learned: Annotated[
+        bool, typer.Option("--learned", help="Show what was learned about you, and the difference to the engine.")
+    ] = False,
+    why: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**18, help="Explain the order of the search with this number, from its address."),
+    ] = None,
     as_json: AsJson = False,
     folder: Home = None,
 ) -> None:
     """Show documents, queries, clicks, the model, and all data that have left the device."""
+    if skipped + learned + (why is not None) > 1:
+        raise ValueError("give only one of --skipped, --learned and --why")
     with _client(folder) as client:
+        if learned or why is not None:
+            _print_learned(client, why, as_json)
+            return
         status, files = client.status(), client.skipped() if skipped else []
     if skipped:
         _print_skipped(files, status, as_json)
@@ -170,7 +181,13 @@ def search_forget(
     document: Annotated[
         int | None, typer.Option(help="Number of the document to delete, with all clicks on it.")
     ] = None,
+    queries: Annotated[
+        bool, typer.Option("--queries", help="With --document: also delete the searches that showed it.")
+    ] = False,
     since: Annotated[str | None, typer.Option(help="Delete all queries since this day, such as 2026-01-31.")] = None,
+    learned: Annotated[
+        bool, typer.Option("--learned", help="Delete all queries, clicks and learned weights; the documents stay.")
+    ] = False,
     all: Annotated[bool, typer.Option("--all", help="Delete documents, queries, clicks and the model.")] = False,
     yes: Yes = False,
     folder: Home = None,
@@ -178,19 +195,29 @@ def search_forget(
     """Delete queries, clicks or documents. The model keeps what it learned until `fedrank search learn reset`."""
     from fedrank.search.results import NotFound
 
-    if (query is not None) + (document is not None) + (since is not None) + all != 1:
-        raise ValueError("nothing was deleted: give one of --query, --document, --since and --all")
+    if (query is not None) + (document is not None) + (since is not None) + learned + all != 1:
+        raise ValueError("nothing was deleted: give one of --query, --document, --since, --learned and --all")
+    if queries and document is None:
+        raise ValueError("nothing was deleted: --queries is for --document")
     moment = None if since is None else _moment(since)
+    if learned and not yes:
+        typer.confirm("Delete all queries and clicks, and what was learned from them?", abort=True)
     if all and not yes:
         typer.confirm("Delete the index, all queries and clicks, and the model?", abort=True)
     with _client(folder) as client:
         try:
-            gone = client.forget(query=query, document=document, since=moment, everything=all)
+            gone = client.forget(
+                query=query, document=document, since=moment, learned=learned, everything=all, searches=queries
+            )
         except NotFound:
             raise ValueError(f"--document {document}: no such document; nothing was deleted") from None
     if query is not None and not gone.impressions:
         raise ValueError(f"--query {query!r}: no search with this text; nothing was deleted")
     print_line(f"{gone}")
+    if gone.kept:
+        print_line("Searches that showed it stay; to delete them, use fedrank search forget --query with their texts:")
+        for text in gone.kept:
+            print_line(f"  {text}")
 
 
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
@@ -231,42 +258,27 @@ def search_export(
 
 @search_app.command(
     "join",
-    epilog="Examples:  fedrank search join file:SHARED --name anna --fingerprint SHA256:66...  ·  over a network, "
-    "after fedrank deploy join:  fedrank search join anna  ·  show the plans and answer:  fedrank search join "
-    "file:SHARED  ·  answer only:  fedrank search join file:SHARED --once",
+    epilog="Examples:  after fedrank deploy join:  fedrank search join anna  ·  show the plans and accept:  fedrank "
+    "search join anna",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # those of file: had other options
 )
 def search_join(
-    federation: Annotated[
-        str, typer.Argument(help="Shared folder as file:FOLDER, or the home made by fedrank deploy join.")
-    ],
-    name: Annotated[str | None, typer.Option(help="Your name in the federation; the first time, with file:.")] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(help="Fingerprint of the coordinator, heard by telephone; the first time, with file:.")
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Maximum privacy budget ε of all rounds; the first time, with file:. Default: 8."),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Answer the accepted plans without questions.")] = False,
+    context: typer.Context,
+    federation: Annotated[str, typer.Argument(help="Home made by fedrank deploy join.")],
     yes: Yes = False,
     folder: Home = None,
 ) -> None:
-    """Train with others: show what leaves this device and its privacy budget, accept plans, and answer requests."""
+    """Train with others: show what leaves this device, its privacy budget and the benefit to expect; accept plans."""
     from fedrank.search import joining
 
-    meeting = joining.meeting_of(federation)
-    if meeting.network and any(given is not None for given in (name, fingerprint, epsilon)):
-        raise ValueError(
-            f"--name, --fingerprint and --epsilon are for file:FOLDER; {meeting.folder / 'site.toml'} sets them here "
-            "(policy.largest_epsilon); nothing was sent"
-        )
+    if context.args and not federation.startswith(joining.PREFIX):
+        raise typer.BadParameter(f"unexpected: {' '.join(context.args)}; nothing was sent")
+    site = joining.site_of(federation)
     with _client(folder, begin=True) as client:
-        if joining.state_of(client, meeting):
-            _continue(client, meeting, once, yes)
-        elif meeting.network:
-            _join_network(client, meeting.folder, yes)
+        if joining.state_of(client, site):
+            _continue(client, site, yes)
         else:
-            _ask_to_join(client, meeting.folder, name, fingerprint, 8.0 if epsilon is None else epsilon, yes)
+            _join_network(client, site, yes)
 
 
 @search_app.command("leave", epilog="Example:  fedrank search leave --because 'enough'")
@@ -286,39 +298,31 @@ def search_leave(
     print_line("Left. Recorded queries were deleted; the ledger and the list of sent data stay.")
 
 
-@search_app.command(
-    "aggregate",
-    epilog="Examples:  fedrank search aggregate --home coordinator --epsilon 8  ·  fedrank search aggregate SHARED "
-    "--home coordinator",
-)
+@search_app.command("aggregate", epilog="Example:  fedrank search aggregate --home coordinator --epsilon 4")
 def search_aggregate(
     home: Annotated[Path, typer.Option(help="Folder of the coordinator, made by fedrank deploy init.")],
-    shared: Annotated[
-        Path | None, typer.Argument(help="Shared folder. Default: the transport that the home stores.")
-    ] = None,
     epsilon: Annotated[float, typer.Option(help="Maximum privacy budget ε of all rounds, per person.")] = 8.0,
     name: Annotated[str, typer.Option(help="Name of the run.")] = "searches",
-    patience: Annotated[
-        float,
-        typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for a member per round, in a shared folder."),
-    ] = 86_400,
     quiet: Quiet = False,
 ) -> None:
-    """Train ten rounds with all members, as their coordinator. Run the command again to continue.
+    """Train with all members, as their coordinator, if they are enough for this ε. Run it again to continue.
 
-    In a shared folder each device adds noise to its own update; with NVFLARE, secure aggregation shows only the sum.
+    Every person takes part in one of few rounds. Secure aggregation shows only the sum of a round.
     """
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
-    from fedrank.search.coordinator import aggregate, aggregate_online
+    from fedrank.search.coordinator import aggregate
+    from fedrank.search.joining import DEVICE_NOISE
 
+    if shared_folder(home) is not None:
+        raise ValueError(
+            f"{home} is a federation in a shared folder, but searches are trained over a network only, because "
+            f"{DEVICE_NOISE}; create one with fedrank deploy init --host; nothing was planned"
+        )
     print_note("quality is measured on generated documents; it reveals a broken model, not the quality for your users")
-    shared, runs = shared or shared_folder(home), home / "runs"
+    runs = home / "runs"
     with progress(quiet) as report, stop_requested() as stop:
-        if shared is None:
-            results = aggregate_online(home, runs, name, epsilon, stop, report, print_line)
-        else:
-            results = aggregate(shared, home, runs, name, epsilon, stop, report, patience, print_line)
+        results = aggregate(home, runs, name, epsilon, stop, report, print_line)
     print_outcome(results, runs / name)
 
 
@@ -338,41 +342,37 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
     return SearchClient(folder or default_folder(), serve=serve, language=language)
 
 
-def _continue(client: SearchClient, meeting: Meeting, once: bool, yes: bool) -> None:
-    """Show the plans, ask for consent, and answer the requests of accepted plans."""
+def _continue(client: SearchClient, site: Path, yes: bool) -> None:
+    """Show the plans and ask for consent."""
     from fedrank.deploy.show import about_plan
     from fedrank.search import joining
 
-    for plan, view in [] if once else joining.open_plans(client):
+    for plan, view in joining.open_plans(client):
         print_sections(about_plan(view))
         if view.refused:
             continue  # the sections contain the reason; it cannot be accepted
-        compare = "Did each member read you their fingerprint by telephone? Participate in this run?"
-        if yes or typer.confirm("Participate in this run?" if view.sum is None else compare):
+        if yes or typer.confirm("Did each member read you their fingerprint by telephone? Participate in this run?"):
             joining.agree(client, plan)
         else:
             joining.decline(client, plan)
-    done = joining.take_part(client)
-    for one in done:
-        print_line(f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
-    if meeting.network:
-        print_line(_WHEN_ANSWERED.format(meeting.folder))
-    elif not done:
-        waits = joining.state_of(client) == "waiting"
-        print_line("The coordinator has not approved you yet." if waits else "No open requests.")
+    joining.take_part(client)
+    print_line(_WHEN_ANSWERED.format(site))
 
 
 def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
+    from fedrank.search.coordinator import EXPECTED, people_needed
     from fedrank.search.joining import join_network, server
 
     there = server(client, site)
     print_line(f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}")
     print_line("Nothing leaves this device now. While the site runs, it is connected to that server, which sees that.")
     print_line(
-        f"Later, only for runs that you accept: at most one update per round, from 30 queries or more, with noise "
-        f"that is added on this device; the plan says whether the server sees each update or only their sum. The "
-        f"total privacy budget is at most ε = {there.epsilon:g} (δ = {there.delta:g})."
+        f"Later, only for runs that you accept: one update, from 30 queries or more, with a share of the noise that is "
+        f"added on this device; the server sees only the sum over many people. The total privacy budget is at most "
+        f"ε = {there.epsilon:g} (δ = {there.delta:g}). Runs with fewer than {people_needed(there.epsilon):,} people "
+        "are refused, since noise would outweigh what they teach."
     )
+    print_line(EXPECTED)
     print_line(_NEVER_LEAVES)
     if not yes:
         typer.confirm("Participate with your queries?", abort=True)
@@ -381,31 +381,48 @@ def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
     print_line(f"When a run is planned, show and accept it: fedrank search join {site}")
 
 
-def _ask_to_join(
-    client: SearchClient, shared: Path, name: str | None, fingerprint: str | None, epsilon: float, yes: bool
-) -> None:
-    from fedrank.search.joining import ask_to_join, invitation
+def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None:
+    """Print what was learned, or why a search has its order."""
+    from fedrank.search.learned import what_was_learned, why_in_words
+    from fedrank.search.render import day, text_bar
+    from fedrank.search.results import Gone, NotFound
 
-    there = invitation(shared)
-    if name is None or fingerprint is None:
-        raise ValueError(
-            f"--name and --fingerprint are missing; choose a name, and ask the coordinator of {there.federation!r} for "
-            "the fingerprint by telephone; nothing was sent"
-        )
-    print_line(f"Federation {there.federation}, coordinator {there.fingerprint}")
-    print_line(f"Members: {', '.join(there.members) or 'none yet'}")
-    print_line(f"Now the name {name} and a public key leave this device; all readers of {shared} see them.")
-    print_line(
-        f"Later, only for runs that you accept: at most one update per round, from 30 queries or more, with noise "
-        f"that is added on this device. The total privacy budget is at most ε = {epsilon:g} (δ = 1e-05)."
+    if why is not None:
+        try:
+            found = why_in_words(client, why)
+        except NotFound:
+            raise ValueError(f"--why {why}: no such search; use the number in the address of its results") from None
+        except Gone as old:
+            raise ValueError(f"--why {why}: {old}") from None
+        if as_json:
+            print_json(found)
+            return
+        print_line(f"Search {why}: {found.query}")
+        print_line(found.order)
+        for one, sentences in found.results:
+            print_line(f"{one.result.position + 1}. {one.result.title or 'This document was removed'}")
+            for sentence in sentences:
+                print_line(f"   {sentence}")
+        return
+    learned = what_was_learned(client)
+    if as_json:
+        print_json(learned)
+        return
+    searches, clicks = (
+        count_of(learned.searches, "recorded query", "recorded queries"),
+        count_of(learned.clicks, "click"),
     )
-    print_line(_NEVER_LEAVES)
-    if not yes:
-        typer.confirm("Ask to participate?", abort=True)
-    own = ask_to_join(client, shared, name, fingerprint, epsilon)
-    print_line("Your fingerprint; tell the coordinator by telephone:")
-    print_line(own, style="bold")
-    print_line(f"Then, and regularly: fedrank search join file:{shared}")
+    print_line(f"From {searches} and {clicks}")
+    print_line(f"Weights: {learned.model}")
+    for each in learned.remembered:
+        print_line(f"For {each.query!r} you opened {each.title or 'Untitled'} ({each.clicks:,}, {day(each.time)})")
+    if learned.weeks:
+        print_line("By week, how much higher opened results were than in the engine's order (favours what was shown):")
+    most = max((abs(week.difference) for week in learned.weeks), default=0.0)
+    for week in learned.weeks:
+        print_line(f"{day(week.begins)}  {week.difference:+.3f}  {text_bar(week.difference, most)}")
+    print_line(f"Lists that mixed both orders: {learned.wins:,} won by yours, {learned.losses:,} by the engine's")
+    print_line("Forget all of this: fedrank search forget --learned")
 
 
 def _print_indexed(done: Indexed) -> None:
@@ -460,26 +477,21 @@ def _print_status(status: SearchStatus) -> None:
         print_note(text)
 
 
-def _number(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' if count != 1 else ''}"
-
-
 def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None:
     """Print which of the indexed folders and of the given files gave no document."""
-    from fedrank.experiments.report.terminal import printable
     from fedrank.search.render import SKIPPED
 
     for path in done.empty:
         print_note(f"{path} contains no files")
     if done.missing:
         print_note(
-            f"{_number(len(done.missing), 'folder')} {'is' if len(done.missing) == 1 else 'are'} missing: "
+            f"{count_of(len(done.missing), 'folder')} {'is' if len(done.missing) == 1 else 'are'} missing: "
             f"{', '.join(done.missing)}; the documents stay; to remove them: fedrank search index --remove PATH"
         )
     given = {str(path.expanduser().absolute()) for path in paths if path.is_file()}
     for file in client.skipped() if given else []:
         if file.path in given:
-            print_note(printable(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}"))
+            print_note(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}")
 
 
 def _print_skipped(files: list[SkippedFile], status: SearchStatus, as_json: bool) -> None:

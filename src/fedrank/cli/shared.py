@@ -119,14 +119,16 @@ def print_json(value: Any) -> None:
 
 def print_line(text: str, style: str | None = None) -> None:
     """Print a line unchanged: paths are not cut; brackets and `:x:` are not markup."""
-    from fedrank.experiments.report.terminal import printable
+    from fedrank.display import visible
 
-    console().print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console().print(visible(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def print_note(text: str) -> None:
     """Print a note on standard error."""
-    typer.echo(f"note: {text}", err=True)
+    from fedrank.display import visible
+
+    typer.echo(f"note: {visible(text)}", err=True)
 
 
 def print_sections(sections: Sequence[Section]) -> None:

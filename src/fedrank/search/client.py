@@ -14,7 +14,13 @@ from fedrank.files import locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import sharing, ubi
 from fedrank.search.encoder import DocumentVectors
-from fedrank.search.forgetting import MAX_QUERY_LENGTH, forget_document, forget_everything, forget_searches
+from fedrank.search.forgetting import (
+    MAX_QUERY_LENGTH,
+    forget_document,
+    forget_everything,
+    forget_learned,
+    forget_searches,
+)
 from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_weights, warm_up
 from fedrank.search.index import Engine
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
@@ -79,7 +85,7 @@ class SearchClient:
             self.features = features_of(self.store, language)
             self.rows = ImpressionRows(self.store, self.features)
             self.trials = Trials(self.rows, clock)
-            self.sent = SentRecord(self.store, self.folder, clock)
+            self.sent = SentRecord(self.store, self.folder)
             self.settings = SearchSettings(self.store)
             begin(self.rows, clock)
             self.vectors = DocumentVectors(self.store)
@@ -256,17 +262,21 @@ class SearchClient:
         query: str | None = None,
         document: int | None = None,
         since: int | None = None,
+        learned: bool = False,
         everything: bool = False,
+        searches: bool = False,
     ) -> ForgottenRows:
         """Delete searches with this text, a document and its clicks, all searches since a time (seconds since 1970),
-        or everything including documents and model. Give exactly one of the four.
+        everything that was learned about the user (all searches, clicks and models), or everything including documents.
+        Give exactly one of the five. With a document, `searches` also deletes the searches that showed it; otherwise
+        `ForgottenRows.kept` has their queries.
 
         A forgotten document is not indexed again; its hashed words leave the index at the next merge of segments.
-        The model keeps what it learned, except with `everything`; `learn_setting("reset")` resets it. The record of
-        sent data is never deleted.
+        The model keeps what it learned, except with `learned` and `everything`; `learn_setting("reset")` resets it.
+        The record of sent data is never deleted.
         """
-        if sum((query is not None, document is not None, since is not None, everything)) != 1:
-            raise SearchError("give exactly one of query, document, since and everything; nothing was deleted")
+        if sum((query is not None, document is not None, since is not None, learned, everything)) != 1:
+            raise SearchError("give exactly one of query, document, since, learned and everything; nothing was deleted")
         with self.store.turn:
             self.lists.forget_unrecorded()
             if everything:
@@ -276,10 +286,13 @@ class SearchClient:
                     begin(self.rows, self._clock)
                     self.vectors.load()
                     self.store.db.execute("VACUUM")
+            elif learned:
+                self.learn_setting("reset")
+                gone = forget_learned(self.store)
             elif document is not None:
                 self.pages.document(document)  # raises NotFound
                 with self.engine.updating():
-                    gone = forget_document(self.store, document)
+                    gone = forget_document(self.store, document, searches)
                     self.engine.follow()
             else:
                 gone = forget_searches(self.store, self.features, query, since)

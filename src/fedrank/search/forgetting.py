@@ -21,28 +21,53 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
         ids = store.rows("SELECT id FROM impressions WHERE query = ? OR (terms = ? AND terms != x'')", text, key)
     else:
         ids = store.rows("SELECT id FROM impressions WHERE time >= ?", since)
-    clicks = 0
     with store.writing():
-        for some in in_parts([id for (id,) in ids]):
-            clicks += store.db.execute(f"DELETE FROM clicks WHERE impression IN ({marks(some)})", some).rowcount
-            store.db.execute(f"DELETE FROM impressions WHERE id IN ({marks(some)})", some)
+        clicks = _delete([id for (id,) in ids], store)
         if since is not None:  # recent clicks in older impressions
             clicks += store.db.execute("DELETE FROM clicks WHERE time >= ?", (since,)).rowcount
     return ForgottenRows(0, len(ids), clicks)
 
 
+def forget_learned(store: Store) -> ForgottenRows:
+    """Delete all searches, clicks and learned models. Models of federations stay, so that none is tried again."""
+    searches, clicks = (store.count(f"SELECT count(*) FROM {table}") for table in ("impressions", "clicks"))
+    used = store.setting("model")
+    with store.writing():
+        store.db.execute("DELETE FROM clicks")
+        store.db.execute("DELETE FROM impressions")
+        store.db.execute("DELETE FROM models WHERE origin NOT LIKE 'federation %' AND id != ?", (used,))
+        store.db.execute("DELETE FROM settings WHERE name = 'trial' AND value NOT IN (SELECT id FROM models)")
+    return ForgottenRows(0, searches, clicks)
+
+
 def forget_everything(store: Store) -> ForgottenRows:
     """Delete all rows except the record of sent data; the change counter continues, since the index depends on it."""
-    counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
+    documents, searches, clicks = (
+        store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")
+    )
     seq, journals = store.seq, store.setting("journals", "{}")
     with store.writing():
         store.empty({"sent", "sqlite_sequence"})
         store.set(seq=seq, indexed=seq, journals=journals)
-    return ForgottenRows(*counts)
+    return ForgottenRows(documents, searches, clicks)
 
 
-def forget_document(store: Store, document: int) -> ForgottenRows:
-    """Delete a document and its clicks, and exclude it from later indexing."""
+def listed_in(store: Store, document: int) -> list[tuple[int, str]]:
+    """The recorded searches that showed a document, with their queries."""
+    blob = int(document).to_bytes(8, "little")
+    rows = store.rows(
+        "SELECT id, query, candidates, shown FROM impressions WHERE instr(candidates, ?) ORDER BY id DESC", blob
+    )
+    return [
+        (id, query)
+        for id, query, candidates, shown in rows
+        if document in np.frombuffer(candidates, "<i8")[np.frombuffer(shown, "u1")]
+    ]
+
+
+def forget_document(store: Store, document: int, searches: bool = False) -> ForgottenRows:
+    """Delete a document and its clicks, and exclude it from later indexing; with `searches`, those that showed it."""
+    listed = listed_in(store, document)
     file, root, key, part = store.one(
         "SELECT file, roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON "
         "roots.id = root WHERE documents.id = ?",
@@ -50,6 +75,7 @@ def forget_document(store: Store, document: int) -> ForgottenRows:
     )
     blob = int(document).to_bytes(8, "little")
     with store.writing():
+        deleted = _delete([id for id, _ in listed], store) if searches else 0
         store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
         store.remove([document])
         if not part:  # the document is the whole file, so its name is deleted, too
@@ -60,4 +86,15 @@ def forget_document(store: Store, document: int) -> ForgottenRows:
             ids = np.frombuffer(candidates, "<i8").copy()
             ids[ids == document] = 0
             store.db.execute("UPDATE impressions SET candidates = ? WHERE id = ?", (ids.tobytes(), id))
-    return ForgottenRows(1, 0, clicks)
+    if searches:
+        return ForgottenRows(1, len(listed), clicks + deleted)
+    return ForgottenRows(1, 0, clicks, tuple(dict.fromkeys(query for _, query in listed)))
+
+
+def _delete(searches: list[int], store: Store) -> int:
+    """Delete searches; returns the number of their clicks. Requires a transaction."""
+    clicks = 0
+    for some in in_parts(searches):
+        clicks += store.db.execute(f"DELETE FROM clicks WHERE impression IN ({marks(some)})", some).rowcount
+        store.db.execute(f"DELETE FROM impressions WHERE id IN ({marks(some)})", some)
+    return clicks

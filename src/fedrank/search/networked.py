@@ -1,6 +1,7 @@
 """Participation over a network: a folder created with `fedrank deploy join` becomes the site of one person's searches.
 
-Search adds two things to it: `data.impressions` in its `site.toml`, and the impressions in the folder named there. The
+Search changes its `site.toml` in two places, `data.impressions` and `policy.placements` (only secure aggregation), and
+writes the impressions to the folder named there. The
 search page runs the same process as `fedrank deploy start` while it is served, unless that is running already.
 """
 
@@ -19,6 +20,7 @@ from fedrank.search.results import SearchError
 from fedrank.toml import parse_toml, shown
 
 KIT = "kit"
+SUMMED = ("secure-aggregation",)  # where noise may be added: on one device alone, it outweighs what a person teaches
 NEEDED = str(missing_extra("participation over a network requires NVFLARE", "deploy"))
 
 
@@ -40,7 +42,7 @@ def is_site(folder: Path) -> bool:
 
 
 def server_of(site: Path, lists: Path) -> Server:
-    """The server of a site; a site with other data, or whose policy allows updates without noise, is refused."""
+    """The server of a site; a site with other data, or whose policy allows too much, is refused."""
     if not is_site(site):
         raise SearchError(f"{site} has no kit; create one with fedrank deploy join; nothing was sent")
     try:
@@ -50,17 +52,22 @@ def server_of(site: Path, lists: Path) -> Server:
     text = _pointing_at(site, lists)
     settings = _read(site, text)
     policy, invited = settings.policy, Invitation.read(site / INVITATION)
-    if policy.unprotected or policy.largest_epsilon is None or "server" in policy.placements:
+    if policy.unprotected or policy.largest_epsilon is None:
         raise SearchError(
-            f"{site / SITE} allows updates without noise, which can reveal clicks; set unprotected = false, "
-            'largest_epsilon = 8.0 and placements = ["client", "secure-aggregation"] in [policy]; nothing was sent'
+            f"{site / SITE} allows updates without noise, which can reveal clicks; set unprotected = false and "
+            "largest_epsilon = 8.0 in [policy]; nothing was sent"
+        )
+    if policy.accept != "listed":
+        raise SearchError(
+            f"{site / SITE} accepts plans without asking, so plans with too few people could run; set "
+            'accept = "listed" in [policy]; nothing was sent'
         )
     address = f"{invited.host}:{invited.port}"
     return Server(invited.federation, address, invited.fingerprint, settings.name, policy.largest_epsilon, policy.delta)
 
 
 def point_at(site: Path, lists: Path) -> None:
-    """Set these impressions as the data of a site."""
+    """Set these impressions as the data of a site, and secure aggregation as the only placement of noise."""
     text = _pointing_at(site, lists)
     _read(site, text)
     write_atomic(site / SITE, text, private=True)
@@ -124,13 +131,18 @@ def _pointing_at(site: Path, lists: Path) -> str:
                 f"{site / SITE} has the searches in {data['impressions']}, but yours are in {lists}; use a separate "
                 "site, or remove that line; nothing was sent"
             )
-        return text
-    found = re.subn(
-        r"(?m)^\[data\][^\n]*\n", lambda head: f"{head[0]}impressions = {shown(str(lists))}\n", text, count=1
-    )
-    if not found[1]:
-        raise SearchError(f"{site / SITE} has no table [data]; add the line [data]; nothing was sent")
-    return found[0]
+    else:
+        line = f"impressions = {shown(str(lists))}\n"
+        text, found = re.subn(r"(?m)^\[data\][^\n]*\n", lambda head: head[0] + line, text, count=1)
+        if not found:
+            raise SearchError(f"{site / SITE} has no table [data]; add the line [data]; nothing was sent")
+    text = re.sub(r"(?m)^(placements *=) *\[[^]#]*\]", lambda line: f"{line[1]} {shown(list(SUMMED))}", text, count=1)
+    if tuple(parse_toml(text).get("policy", {}).get("placements", ())) != SUMMED:
+        raise SearchError(
+            f"{site / SITE} must allow only secure aggregation; set placements = {shown(list(SUMMED))} in [policy]; "
+            "nothing was sent"
+        )
+    return text
 
 
 def _read(site: Path, text: str) -> SiteSettings:

@@ -10,12 +10,12 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedrank.display import count_of
+from fedrank.display import count_of, visible
 from fedrank.search.ingest import MISSING
 from fedrank.search.results import Snippet, Week
 from fedrank.web.templates import templates
@@ -129,20 +129,21 @@ def breakable(text: str) -> Markup:
     """Escaped text that a browser may break after a slash."""
     from markupsafe import Markup, escape
 
-    return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\])(?=[^/\\])", text))
+    return Markup("<wbr>").join(escape(visible(piece)) for piece in re.split(r"(?<=[/\\])(?=[^/\\])", text))
 
 
-def marked(snippet: Snippet) -> Markup:
-    """The snippet as escaped HTML with its words marked."""
+def marked(snippet: Snippet, title: bool = False) -> Markup:
+    """The snippet as escaped HTML with its words marked; invisible characters are left out, or shown in a `title`."""
     from markupsafe import Markup, escape
 
+    shown = partial(visible, drop=not title)
     pieces, at = [], 0
     for start, end in sorted(snippet.marked):
         if at <= start < end <= len(snippet.text):
-            pieces += [escape(snippet.text[at:start]), Markup("<mark>"), escape(snippet.text[start:end])]
+            pieces += [escape(shown(snippet.text[at:start])), Markup("<mark>"), escape(shown(snippet.text[start:end]))]
             pieces.append(Markup("</mark>"))
             at = end
-    return Markup("").join([*pieces, escape(snippet.text[at:])])
+    return Markup("").join([*pieces, escape(shown(snippet.text[at:]))])
 
 
 if TYPE_CHECKING:
@@ -173,6 +174,15 @@ class BarScale:
         if before is not None:
             drawn.append(_rect(self.at(before) - 0.4, 0, 0.8, TALL, "before"))
         return _svg(drawn)
+
+
+def text_bar(value: float, most: float, width: int = 20) -> str:
+    """A bar in a terminal, with its sign; `most` is the longest one.
+
+    >>> text_bar(0.2, 0.4, 8), text_bar(-0.4, 0.4, 8)
+    ('++++', '--------')
+    """
+    return ("+" if value >= 0 else "-") * round(width * abs(value) / most) if most else ""
 
 
 def week_bar(week: Week) -> Markup:

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
+from fedrank.search.forgetting import listed_in
 from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order
 from fedrank.search.memory import LIFT
 from fedrank.search.results import (
@@ -75,10 +76,15 @@ class ResultPages:
             kind, title, where, link, date, words = facts[id]
             snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), terms, self.features)
             heading = marked_title(title, terms, self.features)
-            results.append(
-                Result(id, position, kind, title, where, link, date, snippet, position in clicked, heading=heading)
-            )
+            before = one.memory is not None and bool(one.memory[one.shown[position]] > 0)
+            about = (id, position, kind, title, where, link, date, snippet, position in clicked)
+            results.append(Result(*about, before=before, heading=heading))
         return tuple(results)
+
+    def listed(self, document: int) -> int:
+        """The number of recorded searches that showed a document."""
+        with self.store.turn:
+            return len(listed_in(self.store, document))
 
     def document(self, document: int) -> Document:
         """A document by its id; no click is recorded."""

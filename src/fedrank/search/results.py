@@ -60,6 +60,7 @@ class Result:
     snippet: Snippet
     clicked: bool  # in this impression
     gone: bool = False  # removed since the search; title, where and snippet are empty
+    before: bool = False  # opened earlier for the same or similar words
     heading: Snippet = Snippet("")  # the title, if necessary shortened, with the query's words marked
 
 
@@ -226,6 +227,7 @@ class ForgottenRows:
     documents: int
     impressions: int
     clicks: int
+    kept: tuple[str, ...] = ()  # queries of the searches that listed a deleted document and stay
 
     def __str__(self) -> str:
         searches, clicks = count_of(self.impressions, "search", "searches"), count_of(self.clicks, "click")

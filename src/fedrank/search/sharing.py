@@ -1,8 +1,6 @@
 """The searches that a federation may learn from: those after the user joined it.
 
-    FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, record of sent data;
-                                   a site that uses a network has a separate folder
-    FOLDER/federation/search.json  the location of the federation, and the last search that is not shared
+    FOLDER/federation/search.json  the folder of the site (`fedrank.deploy`), and the last search that is not shared
     FOLDER/federation/searches/    recorded impressions (`deploy/recorded_lists.py`) that the site learns from
 
 The database is authoritative: an impression is recorded when it is closed, recorded again when one of its clicks is
@@ -12,7 +10,6 @@ forgotten, and deleted with its search.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,10 +27,10 @@ FEDERATION, MARK, SEARCHES = "federation", "search.json", "searches"
 class Sharing:
     """What the user agreed to when joining."""
 
-    shared: str  # the shared folder, or the address of the federation's server
+    shared: str  # the federation and the address of its server
     after: int  # the last search that is not shared
     epsilon: float  # limit for all rounds together
-    site: str = ""  # folder of a site that uses a network; "": the one in the search folder
+    site: str = ""  # folder of the site; "": joined by an earlier version through a shared folder, which has ended
 
     @staticmethod
     def is_there(folder: Path) -> bool:
@@ -53,10 +50,6 @@ class Sharing:
             raise SearchError(
                 f"{path} cannot be read ({problem!r}), so nothing is shared; restore it from a backup"
             ) from None
-
-    def site_folder(self, folder: Path) -> Path:
-        """The folder of the site that participates for a search folder."""
-        return Path(self.site) if self.site else folder / FEDERATION
 
     def write(self, folder: Path) -> None:
         write_atomic(private_folder(folder / FEDERATION) / MARK, json.dumps(asdict(self)) + "\n", private=True)
@@ -97,24 +90,10 @@ def record(rows: ImpressionRows, folder: Path, rewrite: bool = False) -> None:
 
 
 class SentRecord:
-    """The record of sent data, in the store and in the folders of sites that write their own."""
+    """The record of sent data: that of each site, and what earlier versions noted in the store."""
 
-    def __init__(self, store: Store, folder: Path, clock: Callable[[], float]) -> None:
-        self.store, self.folder, self.clock = store, folder, clock
-
-    def note(self, receiver: str, what: str, size: int) -> int:
-        """Record data that is about to be sent; returns the number of the entry, which is never deleted."""
-        with self.store.writing():
-            made = self.store.db.execute(
-                "INSERT INTO sent (time, receiver, what, bytes) VALUES (?, ?, ?, ?)",
-                (self.clock(), receiver, what, size),
-            )
-            return int(made.lastrowid or 0)
-
-    def take_back(self, noted: int) -> None:
-        """Remove an entry if nothing was sent."""
-        with self.store.writing():
-            self.store.db.execute("DELETE FROM sent WHERE id = ?", (noted,))
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store, self.folder = store, folder
 
     def add_journal(self, site: Path, receiver: str) -> None:
         """Include the record of a site's folder permanently."""

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 from fedrank.display import count_of
 from fedrank.search.client import SearchClient
 from fedrank.search.folders import folder_option
+from fedrank.search.learned import what_was_learned, why_in_words
 from fedrank.search.render import part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.search.sharing import Sharing
@@ -42,6 +43,7 @@ LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
     "forgotten": "Deleted: {}, {}, {}.",
+    "kept": "Deleted: {}, {}, {}. Searches that showed the document stay; you can delete them below by their text.",
     "no-search": "No search with this text is recorded, so nothing was deleted.",
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
@@ -152,7 +154,7 @@ def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensO
     """The ASGI application of the search page."""
     app = LocalApp(access, Served(client, opens, hint), "search", _message)
     for path, page in PAGES.items():
-        app.get(path, page, head=page not in (_home, _results, _why, _status))
+        app.get(path, page, head=page not in (_home, _results, _why, _status, _learned))
     for path, action in ACTIONS.items():
         app.post(path, action, _form)
     return app.build(
@@ -201,12 +203,12 @@ def _results(served: Served, request: Request) -> Response:
 def _open(served: Served, request: Request) -> Response:
     impression, position = _number(request, "impression"), _number(request, "place")
     document = served.client.open_document(impression, position, click=request.method == "GET")
-    return _show(request, document, impression, position, clicked=True)
+    return _show(served, request, document, impression, position, clicked=True)
 
 
 def _document(served: Served, request: Request) -> Response:
     document = served.client.pages.document(_number(request, "document"))
-    return _show(request, document, *_result(request.query_params))
+    return _show(served, request, document, *_result(request.query_params))
 
 
 def _result(given: Mapping[str, str]) -> tuple[int, int]:
@@ -214,7 +216,9 @@ def _result(given: Mapping[str, str]) -> tuple[int, int]:
     return _whole(given.get("impression", "0")), _whole(given.get("position", "0"))
 
 
-def _show(request: Request, document: Document, impression: int, position: int, clicked: bool = False) -> Response:
+def _show(
+    served: Served, request: Request, document: Document, impression: int, position: int, clicked: bool = False
+) -> Response:
     """A document as text; a long document is split into parts."""
     parts = max(-(-len(document.text) // PART), 1)
     at = _whole(request.query_params.get("part", "1"))
@@ -223,7 +227,7 @@ def _show(request: Request, document: Document, impression: int, position: int, 
     text = document.text[(at - 1) * PART : at * PART]
     return _html(
         "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
-        clicked=clicked, note=_note(request),
+        clicked=clicked, note=_note(request), listed=served.client.pages.listed(document.id),
     )  # fmt: skip
 
 
@@ -243,12 +247,19 @@ def _original(served: Served, request: Request, form: Form) -> Response:
 
 def _why(served: Served, request: Request) -> Response:
     impression = _number(request, "impression")
-    explained = served.client.why(impression)
+    why = why_in_words(served.client, impression)
+    explained = [one for one, _ in why.results]
     visible = [[cause for cause in one.causes if abs(cause.share) >= LEAST_SHARE] for one in explained]
     shares = [cause.share for causes in visible for cause in causes]
     sums = [sum(cause.share for cause in one.causes) for one in explained]
-    rows = list(zip(explained, visible, sums, strict=True))
-    return _html("why.html", impression=impression, explained=rows, shares=shares, most=DRAWN_CAUSES)
+    words = [sentences for _, sentences in why.results]
+    rows = list(zip(explained, words, visible, sums, strict=True))
+    return _html("why.html", impression=impression, why=why, explained=rows, shares=shares, most=DRAWN_CAUSES)
+
+
+def _learned(served: Served, request: Request) -> Response:
+    learned = what_was_learned(served.client)
+    return _html("learned.html", learned=learned, learns=served.client.settings.learns, note=_note(request))
 
 
 def _status(served: Served, request: Request) -> Response:
@@ -275,9 +286,11 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
         case "query":
             what = {"query": form.get("query", "")}
         case "document":
-            what = {"document": _whole(form.get("document", ""))}
+            what = {"document": _whole(form.get("document", "")), "searches": form.get("searches") == "on"}
         case "since":
             what = {"since": _since(form.get("since", ""))}
+        case "learned":
+            what = {"learned": True}
         case "everything" if form.get("sure", "").strip().lower() == "everything":
             what = {"everything": True}
         case _:
@@ -287,7 +300,10 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
     gone = served.client.forget(**what)
     if "query" in what and not gone.impressions:
         return see_other("/status?note=no-search")
-    return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
+    if "learned" in what:
+        return see_other(f"/learned?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
+    note = "kept" if gone.kept else "forgotten"
+    return see_other(f"/status?note={note}&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
 
 def _html(template: str, status_code: int = 200, **values: Any) -> Response:
@@ -384,6 +400,7 @@ PAGES: dict[str, Callable[[Served, Request], Response]] = {
     "/results/{impression}/open/{place}": _open,
     "/documents/{document}": _document,
     "/status": _status,
+    "/learned": _learned,
 }
 ACTIONS: dict[str, Callable[[Served, Request, Form], Response]] = {
     "/search": _search,

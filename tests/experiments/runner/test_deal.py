@@ -12,6 +12,7 @@ from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.privacy import planned
 from fedrank.experiments.runner.runs import clean, load_runs
 from fedrank.experiments.runner.schedule import plan, run_experiment
+from fedrank.experiments.runner.tune import tune
 from fedrank.experiments.runner.unlearning import unlearn_runs
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import SpecError
@@ -163,6 +164,21 @@ def test_runs_on_one_population_add_up(tmp_path):
             spent = facts(task, "privacy.json")["population"]["epsilon"]["public"]
             assert spent == pytest.approx(gaussian_epsilon(NOISE / math.sqrt(number), 1e-5), rel=2e-3)
     assert "1.4" in json.dumps(facts(task))
+
+
+def test_tuning_on_the_people_of_a_dealt_run_is_charged_and_refused_beyond_the_budget(tmp_path):
+    """Each tried setting costs one release, and the run afterwards another one."""
+    two, three = (gaussian_epsilon(NOISE / math.sqrt(number), 1e-5) for number in (2, 3))
+    asked = read_tables(tables(population="town", privacy={"budget": (two + three) / 2}))
+    results, tried, _ = tune(asked, "test", {"learner.rate": [0.1, 0.01]}, tmp_path)
+    assert len(results.finished) == len(tried) == 2
+    spent = max(facts(task, "privacy.json")["population"]["epsilon"]["public"] for task in results.finished)
+    assert spent == pytest.approx(two, rel=2e-3)
+    [(task, reason)] = run_experiment(asked, "test", tmp_path).failed
+    assert "no round is run" in reason
+    assert not (task.folder / "model.json").exists()
+    accounts = [Account.read(path) for path in (tmp_path / "populations" / "town").rglob("ledger")]
+    assert sum(account.participations for account in accounts if account is not None).tolist() == [2] * COUNT
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import fedrank as fr
 from fedrank.cli import app
 from fedrank.experiments.runner import privacy_plan
 from fedrank.experiments.runner.privacy import planned
-from fedrank.experiments.runner.privacy_plan import plan_privacy
+from fedrank.experiments.runner.privacy_plan import caution, plan_privacy
 from fedrank.experiments.runner.privacy_rule import expected_loss, noise_norm, wasted_budget
 
 SPEC = """
@@ -181,3 +181,30 @@ def test_bad_arguments(spec, arguments, message):
 
 def test_a_spec_with_several_variants():
     assert "use --variant with one of" in refusal("privacy", "plan", "hospitals", "--epsilon", "1")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"),
+    [
+        (8.01, "ε = 8.01 gives almost no protection: an observer decides between two"),
+        (1e9, "correctly in at most 100 % of cases (50 % by guessing). Use at most 8."),
+        (0.099, "ε = 0.099 is stricter than usual"),
+        (1e-3, "It needs about 100 times as much noise as ε = 0.1, and as many times the people."),
+    ],
+)
+def test_an_absurd_epsilon_gets_a_warning(epsilon, said):
+    assert said in caution(epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_a_usual_epsilon_gets_none(epsilon):
+    assert caution(epsilon) == ""
+
+
+@pytest.mark.usefixtures("small")
+def test_the_warning_is_printed_and_in_the_facts(spec):
+    arguments = ["privacy", "plan", str(spec), "--set", "clients.count=60", "--set", "rounds=4", "--quiet"]
+    printed = CliRunner().invoke(app, [*arguments, "--epsilon", "50"])
+    assert "gives almost no protection" in " ".join(printed.stdout.split())
+    facts = json.loads(CliRunner().invoke(app, [*arguments, "--epsilon", "50", "--json"]).stdout)
+    assert facts["caution"] == caution(50.0)

@@ -178,6 +178,8 @@ def about_privacy(
 
 def about_plan(plan: PrivacyPlan) -> list[Section]:
     """The proposed settings next to the alternatives, and the recommendation."""
+    from fedrank.experiments.runner.privacy_plan import caution
+
     rows: list[Row] = []
     for arm in plan.arms:
         numbers = (arm.rounds, arm.cohort, arm.rate, arm.clip, arm.noise)
@@ -205,7 +207,9 @@ def about_plan(plan: PrivacyPlan) -> list[Section]:
         f"proposed model has an expected norm of {plan.noise_norm:.2g}."
     )
     tone: Tone = "better" if plan.worthwhile else "warn"
-    return [Section("", (Table(header, rows), paragraph(facts, tone="quiet"), _verdict_line(tone, plan.verdict)))]
+    warned = (paragraph(text, tone="warn"),) if (text := caution(plan.epsilon)) else ()
+    parts = (Table(header, rows), paragraph(facts, tone="quiet"), *warned, _verdict_line(tone, plan.verdict))
+    return [Section("", parts)]
 
 
 def privacy_verdict(spec: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedrank.display import visible
 from fedrank.experiments.report import sections as content
 from fedrank.experiments.report.sections import BOLD, Section, Table, Tone
 
@@ -24,17 +25,6 @@ STYLES: dict[Tone, str] = {
 
 
 MAX_WORD_LENGTH = 30  # that is not broken; longer ones are mostly paths
-# Escape sequences in names from untrusted folders could change what a terminal shows.
-CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-
-
-def printable(text: str) -> str:
-    """Text without control sequences.
-
-    >>> printable("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return text if text.isprintable() else text.translate(CONTROLS)
 
 
 def show(sections: Sequence[Section], console: Console) -> None:
@@ -50,17 +40,17 @@ def _show(part: content.Part, console: Console) -> None:
     match part:
         case Section():
             if part.heading:
-                over = (printable("  " + part.over), "dim") if part.over else ""
-                console.print(Text.assemble((printable(part.heading), "bold"), over))
+                over = (visible("  " + part.over), "dim") if part.over else ""
+                console.print(Text.assemble((visible(part.heading), "bold"), over))
             for inner in part.parts:
                 _show(inner, console)
         case content.Paragraph():
             _line(part, console)
         case content.Points():
             for point in part.points:
-                console.print(Text(printable(f"- {point}")))
+                console.print(Text(visible(f"- {point}")))
         case content.Pairs():
-            rows = [(Text(printable(name), style="dim"), Text(printable(text))) for name, text in part.pairs]
+            rows = [(Text(visible(name), style="dim"), Text(visible(text))) for name, text in part.pairs]
             console.print(_grid(rows))
         case Table():
             _table(part, console)
@@ -68,14 +58,14 @@ def _show(part: content.Part, console: Console) -> None:
             for inner in part.still:
                 _show(inner, console)
         case content.Listing():
-            console.print(Text(printable(part.text)), soft_wrap=True)
+            console.print(Text(visible(part.text)), soft_wrap=True)
 
 
 def _line(part: content.Paragraph, console: Console) -> None:
     from rich.text import Text
 
     looks = {"strong": "bold", "code": "cyan", "": ""}
-    text = Text.assemble(*((printable(span.text), looks[span.style]) for span in part.spans), style=STYLES[part.tone])
+    text = Text.assemble(*((visible(span.text), looks[span.style]) for span in part.spans), style=STYLES[part.tone])
     console.print(text, soft_wrap=any(span.style == "code" for span in part.spans))  # what is to be typed stays whole
 
 
@@ -93,9 +83,9 @@ def _grid(rows: Sequence[Sequence[object]]) -> object:
 def _table(table: Table, console: Console) -> None:
     from rich.text import Text
 
-    rows = [[(printable(name), "dim") for name in table.header]] * (not table.bare)
+    rows = [[(visible(name), "dim") for name in table.header]] * (not table.bare)
     rows += [
-        [(printable(str(cell)), "bold" if cell.strong else STYLES[cell.tone]) for cell in row] for row in table.cells
+        [(visible(str(cell)), "bold" if cell.strong else STYLES[cell.tone]) for cell in row] for row in table.cells
     ]
     widths = _widths(table, rows, console.width - 2 * (len(table.header) - 1))
     if widths is None:
@@ -105,7 +95,7 @@ def _table(table: Table, console: Console) -> None:
     for note in table.notes:
         if note == BOLD and console.color_system is None:
             continue  # nothing is bold in a file or pipe
-        console.print(Text(printable(note), style="dim"))
+        console.print(Text(visible(note), style="dim"))
 
 
 def _show_rows(
@@ -164,7 +154,7 @@ def _show_records(table: Table, rows: Sequence[Sequence[tuple[str, str]]], conso
     for row in rows if table.bare else rows[1:]:
         console.print(Text(row[0][0], style=row[0][1] or "bold"))
         pairs = [
-            (Text(f"  {printable(name)}", style="dim"), Text(text, style=style))
+            (Text(f"  {visible(name)}", style="dim"), Text(text, style=style))
             for name, (text, style) in zip(table.header[1:], row[1:], strict=True)
             if text
         ]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.data.synthetic import synthetic
-from fedrank.experiments.runner.privacy import planned, setting_of
+from fedrank.experiments.runner.privacy import TARGETS, planned, setting_of
 from fedrank.experiments.runner.privacy_rule import changed, noise_norm, people_of, with_noise
 from fedrank.experiments.spec.experiment import to_tables, to_toml
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -49,6 +49,7 @@ MAX_ALONE = 40_000  # interactions of one client or organisation that learns alo
 MAX_FACTOR = 4_096  # of people, in the search for how many would do
 CERTAIN = 0.9  # share of simulated runs in which training must be better than the alternatives
 SHIFT = 0.01  # quality that a public start loses on other data; .004 and .010 between the MQ collections
+STRICT = 0.1  # below this ε, a plan warns that noise needs very many people
 BM25 = "BM25 of whole document"
 START = "the start alone"  # name of an arm
 
@@ -80,6 +81,24 @@ class Arm:
     rate: float | None = None
     clip: float | None = None
     noise: float | None = None
+
+
+def caution(epsilon: float) -> str:
+    """A warning about an ε that protects almost not at all, or far more than people need; "" for a usual one."""
+    right = 100 / (1 + math.exp(-min(epsilon, 500.0)))
+    about = f"an observer decides between two possible contributions of one person correctly in at most {right:.3g} %"
+    if epsilon > max(TARGETS):
+        return (
+            f"ε = {epsilon:g} gives almost no protection: {about} of cases (50 % by guessing). Use at most "
+            f"{max(TARGETS):g}."
+        )
+    if epsilon < STRICT:
+        return (
+            f"ε = {epsilon:g} is stricter than usual: {about} of cases (50 % by guessing), and ε = {STRICT:g} allows "
+            f"{100 / (1 + math.exp(-STRICT)):.3g} %. It needs about {STRICT / epsilon:,.3g} times as much noise as "
+            f"ε = {STRICT:g}, and as many times the people."
+        )
+    return ""
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,7 @@ def as_facts(plan: PrivacyPlan) -> dict[str, Any]:
         spans = {"quality": arm.quality, "difference": arm.difference}
         arms.append(asdict(arm) | {name: span and span._asdict() for name, span in spans.items()})
     facts = {each.name: getattr(plan, each.name) for each in fields(plan)}
-    texts = {"verdict": plan.verdict, "proposal": to_tables(plan.proposal)}
+    texts = {"verdict": plan.verdict, "caution": caution(plan.epsilon), "proposal": to_tables(plan.proposal)}
     return facts | texts | {"arms": arms, "gain": plan.gain._asdict()}
 
 
