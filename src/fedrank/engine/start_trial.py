@@ -204,7 +204,7 @@ def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[
         ROLL_BACK: (plan.old, {"search_configuration_a": "$OLD", "search_configuration_b": "$NEW", "enabled": False}),
     }
     end = (
-        f"# Run this when your service no longer searches through the test, which answers only while that setting is on.\n"
+        f"# Run this when no search uses the test, which answers only while the setting is on.\n"
         f"test -e {BEFORE} || {{ echo '{BEGIN} changed no setting'; exit 0; }}\n"
         f"send PUT /_cluster/settings {BEFORE}\nrm {BEFORE}\n"
     )
