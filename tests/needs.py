@@ -23,6 +23,7 @@ REMEDIES = {
     "data": "set FEDRANK_DATA to a folder with the data sets of docs/how-to/own-data.md",
     "browser": "install Chromium as `chromium`, for example with apt-get install chromium",
     "compiler": "install a C++ compiler as `g++` or `clang++`, for example with apt-get install g++",
+    "engine": "set the variables that the docstring of tests/engine/plugin_scores.py names",
     "package": "install the development dependencies: pip install --editable '.[dev]'",
     "index": "make a package index reachable for pip",
     "system": "run this test on another kind of system",

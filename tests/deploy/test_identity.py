@@ -113,3 +113,22 @@ def test_members_of_a_site_have_keys_of_their_own():
     assert member_key(site, 1) == keys[1]
     signed = Identity(keys[1].secret, {1: bytes.fromhex(keys[1].public)}).sign(b"statement")
     assert verify(keys[1].public, b"statement", signed)
+
+
+@pytest.mark.process
+def test_a_command_fetches_the_key(tmp_path):
+    public = new_identity(tmp_path)
+    path = tmp_path / "identity.key"
+    secret = path.read_text().split()[1]
+    (tmp_path / "stored").write_text(f"{secret}\n")
+    path.write_text("fedrank-identity-command cat stored\n")  # runs in the folder of the key
+    assert read_identity(tmp_path).public == public
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["false", "echo 1234", "no-such-program", "echo 'unclosed"])
+def test_a_command_that_prints_no_key_is_named(tmp_path, command):
+    new_identity(tmp_path)
+    (tmp_path / "identity.key").write_text(f"fedrank-identity-command {command}\n")
+    with pytest.raises(ValueError, match="the command in"):
+        read_identity(tmp_path)

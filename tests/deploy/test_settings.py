@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedrank.deploy.settings import (
+    EVERY_LEARNER,
     TRIAL,
     Policy,
     SiteData,
@@ -287,3 +288,9 @@ def test_a_server_that_is_trusted_plainly_may_see_updates():
     assert asked["public"].guarantee.event.sampling == 1.0  # a site counts on no draw that it does not make
     less = Policy(("pdgd",), placements=("server",), largest_epsilon=costs["public"] / 2)
     assert "this run alone would cost" in less.objections(plan)[0]
+
+
+def test_the_template_of_a_site_lists_every_learner():
+    text = site_template("clinic-a", 0, "trial")
+    assert all(f'"{name}"' in text for name in EVERY_LEARNER)
+    assert "{" not in text

@@ -19,7 +19,7 @@ from fedrank.engine import team_draft as draft
 from fedrank.engine import trial as trial_module
 from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
-from fedrank.engine.start_trial import DRAFT, commands_of, plan_trial
+from fedrank.engine.start_trial import DRAFT, WORKBENCH, commands_of, plan_trial
 from fedrank.engine.trial import EngineTrial, ForgottenEvents, find_trials
 from fedrank.engine.trial_decision import DecidedSearch, TrialRules, judge, needed
 from fedrank.engine.trial_events import BEFORE, parse_row
@@ -726,6 +726,8 @@ echo "$@" >> "$LOG"
 case "$*" in
 *search_configurations*old*) echo '{"search_configuration_id":"id-of-old","search_configuration_result":"CREATED"}';;
 *search_configurations*new*) echo '{"search_configuration_id":"id-of-new","search_configuration_result":"CREATED"}';;
+*flat_settings*) if test -n "$WORKBENCH"; then echo "{\\"persistent\\":{\\"$SETTING\\":\\"$WORKBENCH\\"}}"
+else echo '{}'; fi;;
 *_search\\ *) if grep -q true requests/test.json; then
   echo '{"test_id":"t","hits":[{"_search_configuration_id":"uuid-of-b"},{"_search_configuration_id":"uuid-of-a"}]}'
 else echo '{"test_id":"t","hits":[{"_id":"1","_search_configuration_id":"uuid-of-a"}]}'; fi;;
@@ -734,13 +736,14 @@ esac
 """
 
 
-def _sh(script, tmp_path):
+def _sh(script, tmp_path, workbench=""):
     (tmp_path / "bin").mkdir(exist_ok=True)
     (tmp_path / "bin" / "curl").write_text(CURL)
     (tmp_path / "bin" / "curl").chmod(0o755)
     log = tmp_path / "log"
     log.unlink(missing_ok=True)
     environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(log)}
+    environment |= {"SETTING": WORKBENCH, "WORKBENCH": workbench}
     done = subprocess.run(["sh", str(script)], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, log.read_text() if log.exists() else ""
@@ -792,6 +795,77 @@ def test_what_opensearch_is_asked(planned, tmp_path):
         assert not problems("ab-update", state)
         assert (state["search_configuration_a"], state["enabled"]) == (first, False)
         assert commands_of(folder, script) == f"sh {folder / script}"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("before", "value"), [("", None), ("false", False), ("true", True)])
+def test_the_setting_of_the_cluster_is_announced_and_restored(planned, tmp_path, before, value):
+    planned("opensearch")
+    folder = tmp_path / "trial"
+    for _ in range(2):  # a second begin.sh finds what the first one set, and must not record it
+        said, _sent = _sh(folder / "begin.sh", tmp_path, before)
+        assert f"Cluster setting {WORKBENCH} becomes true" in said
+        stored = json.loads((folder / "requests" / "workbench-before.json").read_text())
+        assert stored == {"persistent": {WORKBENCH: value}}
+        before = "true"
+    assert "workbench-before.json" in _sh(folder / "end.sh", tmp_path)[1]
+    assert _sh(folder / "end.sh", tmp_path) == ("begin.sh changed no setting\n", "")
+
+
+@pytest.mark.parametrize("key", ["sort", "from", "aggs", "rescore"])
+def test_a_search_body_that_cannot_be_interleaved_is_refused(models, tmp_path, key):
+    query = tmp_path / "query.json"
+    query.write_text(json.dumps({"query": {"match": {"title": "%SearchText%"}}, key: 1}))
+    with pytest.raises(ValueError, match=f"contains {key}, which two interleaved lists cannot have"):
+        plan_trial(*models, "opensearch", tmp_path / "t", TrialRules(), index="x", query=query)
+
+
+def test_a_longer_list_of_the_same_search_continues_the_first_page():
+    old, new = [f"d{i}" for i in range(60)], [f"d{i * 7 % 60}" for i in range(60)]
+    for search in map(str, range(50)):
+        pages = draft.team_draft(old, new, 30, "key", search)
+        assert pages[:10] == draft.team_draft(old, new, 10, "key", search)
+        assert pages[:20] == draft.team_draft(old, new, 20, "key", search)
+        assert len({document for document, _ in pages}) == 30  # no document is on two pages
+
+
+def test_only_the_first_page_of_a_search_counts(planned, tmp_path):
+    plan = planned("own", wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    old, new = [f"d{i}" for i in range(40)], [f"d{39 - i}" for i in range(40)]
+    mixed = draft.team_draft(old, new, 20, plan.key, "s1")
+    pages = [draft.search_line(mixed[:end], old, new, "s1", "x", BEGINNING, plan.id) for end in (10, 20)]
+    clicks = [draft.click_line("s1", "x", BEGINNING + 1, mixed[place][0]) for place in (0, 15)]
+    trial.read([a_file(tmp_path / "events", [*pages, *clicks])], complete=True)
+    count = trial.count()
+    assert (count.searches, count.not_shown, len(count.decided)) == (1, 1, 1)
+
+
+def test_a_search_that_a_user_sorted_is_left_out(planned, tmp_path):
+    plan = planned("own", wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lists = (["a", "b"], ["b", "a"])
+    mixed = draft.team_draft(*lists, 2, plan.key, "s1")
+    by_price = {"search": "s2", "client": "x", "time": BEGINNING, "shown": ["b", "a"]}
+    rows = [draft.search_line(mixed, *lists, "s1", "x", BEGINNING, plan.id), json.dumps(by_price)]
+    found = trial.read([a_file(tmp_path / "events", rows)])
+    assert (found.searches, found.dropped) == (1, {"a search without teams: it was not part of the trial": 1})
+
+
+def test_a_configuration_that_changes_in_a_trial_counts_for_no_model(planned, tmp_path):
+    """A third id is left out and counted; it cannot take the place of one of the two models."""
+    planned("opensearch", wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+
+    def answer(search, *ids):
+        hits = [{"_id": f"d{i}", "_search_configuration_id": one} for i, one in enumerate(ids)]
+        return json.dumps({"query_id": search, "timestamp": BEGINNING, "hits": hits})
+
+    labels = {"A": "old", "B1": "new"}
+    found = trial.read([a_file(tmp_path / "events", [answer("s1", "A", "B1"), answer("s2", "A", "B2")])], labels)
+    assert (found.searches, found.dropped) == (1, {"a team that is not part of this trial": 1})
+    with pytest.raises(ValueError, match="cannot belong to the new model"):
+        trial.read([a_file(tmp_path / "more", [answer("s3", "A", "B2")])], {"B2": "new"})
 
 
 def _objects(text):

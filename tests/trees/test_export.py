@@ -343,6 +343,19 @@ def test_opensearch_file_by_hand(tmp_path: Path):
     assert f"@{done.path}" in done.next
 
 
+def test_opensearch_refuses_min_max_below_zero_and_gets_standard(tmp_path: Path):
+    ranges = np.float32([[-3, 0], [5, 4]])
+    path = linear(tmp_path, feature_names=("title", "body"), normalised="global", ranges=ranges)
+    done = export(path, "opensearch", tmp_path / "ranker.json")
+    norms = json.loads(done.path.read_bytes())["model"]["model"]["feature_normalizers"]
+    assert norms == {
+        "title": {"standard": {"mean": -3.0, "standard_deviation": 8.0}},
+        "body": {"min_max": {"minimum": 0.0, "maximum": 4.0}},
+    }
+    # 1.5 (1 + 3) / 8 - 2 (2 / 4)
+    assert engine_scores("opensearch", done.path.read_bytes(), np.float32([[1, 2]]), ["title", "body"]) == [-0.25]
+
+
 def test_solr_file_by_hand(tmp_path: Path):
     path = linear(tmp_path, normalised="global", ranges=np.float32([[0, 2], [10, 6]]))
     (tmp_path / "names.txt").write_text("title\nbody\n\n", encoding="utf-8")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteSettings
     from fedrank.deploy.show import PlanView
+    from fedrank.deploy.status import DeploymentStatus
     from fedrank.deploy.unlearning import Departure
     from fedrank.experiments.spec.grid import Grid
 
@@ -472,6 +473,9 @@ def start(
     confirm_head: Annotated[
         bool, typer.Option(help="Confirm that this folder of a site is its newest copy, although no witness does.")
     ] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON lines, without reasons, which are in site.log.")
+    ] = False,
 ) -> None:
     """Serve in the foreground: the server of the coordinator, or a site. A process that dies is restarted."""
     import getpass
@@ -479,6 +483,7 @@ def start(
 
     from fedrank.deploy.flare_processes import ending_on_signals, serve
     from fedrank.deploy.flare_processes import unit as unit_of
+    from fedrank.deploy.records import event_printer
     from fedrank.deploy.settings import SITE, read_site
     from fedrank.deploy.transport import shared_folder
     from fedrank.deploy.warm_up import warm_up
@@ -489,22 +494,23 @@ def start(
     if unit:
         typer.echo(unit_of(home, user=getpass.getuser()))
         return
+    tell = event_printer(home.absolute().name) if json_ else print_line
     if confirm_head:
         from fedrank.deploy.heads import confirm
 
-        print_line(confirm(home))
+        tell(confirm(home))
     if shared is not None:
-        _serve_folder(shared, home, once)
+        _serve_folder(shared, home, once, tell)
         return
     if once:
         raise ValueError(f"--once is for a shared folder, and {home} uses NVFLARE; remove --once")
     stop = threading.Event()
     learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server does not train
     with ending_on_signals(stop):
-        serve(home, lambda: warm_up(learners), print_line, stop)
+        serve(home, lambda: warm_up(learners), tell, stop)
 
 
-def _serve_folder(shared: Path, home: Path, once: bool) -> None:
+def _serve_folder(shared: Path, home: Path, once: bool, tell: Callable[[str], None]) -> None:
     from fedrank.deploy.folder import not_approved, serve, serve_once
     from fedrank.deploy.folder_members import MEMBERSHIP
     from fedrank.experiments.runner.stop_signals import stop_requested
@@ -515,12 +521,12 @@ def _serve_folder(shared: Path, home: Path, once: bool) -> None:
         )
     if once:
         if why := not_approved(shared, home):
-            print_line(why)
+            tell(why)
         for one in serve_once(shared, home):
-            print_line(f"Round {one.round}: {one.kind} {f'refused: {one.refused}' if one.refused else 'answered'}")
+            tell(f"round {one.round}: {one.kind} {f'refused: {one.refused}' if one.refused else 'answered'}")
         return
     with stop_requested() as stop:
-        serve(shared, home, stop=stop, tell=print_line)
+        serve(shared, home, stop=stop, tell=tell)
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy stop --home clinic-a")
@@ -666,13 +672,49 @@ def forget(
 
 
 @deploy_app.command(
-    epilog="Examples:  fedrank deploy status --home clinics  ·  fedrank deploy status --home clinic-a --json"
+    epilog="Examples:  fedrank deploy status --home clinics  ·  fedrank deploy status --home clinic-a --json  ·  "
+    "fedrank deploy status --home clinic-a --metrics clinic-a.prom"
 )
-def status(home: Home = Path(), json_: AsJson = False) -> None:
+def status(
+    home: Home = Path(),
+    json_: AsJson = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write metrics for Prometheus to this file; - for standard output."),
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the status as a page on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 0,
+) -> None:
     """Show sites, round, quality, remaining time, the last refusal, and when certificates expire."""
     from fedrank.deploy.status import about_status, as_facts, status
 
     found = status(home)
+    if metrics is not None:
+        from fedrank.deploy.metrics import exposition
+
+        if str(metrics) == "-":
+            typer.echo(exposition(found, home), nl=False)
+        else:
+            from fedrank.files import write_atomic
+
+            write_atomic(metrics, exposition(found, home))
+        return
+    if serve:
+        from fedrank.deploy.metrics import make_app
+        from fedrank.experiments.report.html import page, policy
+        from fedrank.web.server import serve_page
+
+        def shown(found: DeploymentStatus) -> str:
+            return page(f"{found.federation}: {found.who}", about_status(found))
+
+        serve_page(
+            "fedrank deploy status --serve",
+            lambda door: make_app(home, door, shown, policy("")),
+            port,
+            lambda link: print_line(f"Open {link} in a browser. Ctrl-C ends it."),
+            extra="watch",
+        )
+        return
     print_result(json_, lambda: as_facts(found), lambda: about_status(found))
 
 

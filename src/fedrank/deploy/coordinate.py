@@ -316,9 +316,12 @@ class Books:
         self._attempts: dict[str, int] = self._read(ATTEMPTS, int)
         self._rows: list[tuple[Any, ...]] = []
         self._left_out: dict[str, str] = {}
+        self._contact: dict[str, float] = {}  # when each site last sent something
 
     def note(self, round: int, asked: Exchange) -> None:
         self._rows.append((round, asked.site, f"{asked.seconds:.4f}", asked.bytes_down, asked.bytes_up, asked.reason))
+        if asked.bytes_up:
+            self._contact[asked.site] = time.time()
         if asked.reason and asked.reason != protocol.SAY_HELLO:
             self._refusal = f"round {round}, {asked.site}: {asked.reason}"
 
@@ -392,5 +395,5 @@ class Books:
         if not now and clock - self._told < SECONDS_BETWEEN_STATUS:
             return
         self._told = clock
-        content = {"at": time.time(), **found, "last_refusal": self._refusal}
+        content = {"at": time.time(), **found, "last_refusal": self._refusal, "contact": self._contact}
         write_atomic(self.folder / STATUS, json.dumps(content, ensure_ascii=False) + "\n", private=True)

@@ -153,10 +153,14 @@ def stop_serving(folder: Path, patience: float = 15.0) -> bool:
 
 
 def unit(folder: Path, command: str | None = None, user: str | None = None) -> str:
-    """A systemd unit that serves a folder and writes nowhere else: its caches are in the folder, too."""
+    """A systemd unit that serves a folder and writes only there, to its second place and to its shared folder.
+
+    Its caches are in the folder, too. Numba compiles, so memory may be both writable and executable.
+    """
     folder = Path(folder).absolute()
     run = command or f"{shlex.quote(sys.executable)} -m fedrank deploy start --home {shlex.quote(str(folder))}"
     who = f"User={user}\n" if user else ""
+    writable = " ".join(f'"{path}"' for path in (folder, *_outside(folder)))
     return f"""\
 [Unit]
 Description=fedrank: {folder.name}
@@ -170,15 +174,47 @@ RestartSec=2
 KillMode=control-group
 TimeoutStopSec=20
 UMask=0077
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectSystem=strict
-ReadWritePaths={folder}
 Environment="FEDRANK_CACHE={folder / ".engine" / "cache"}"
+ReadWritePaths={writable}
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectProc=invisible
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+LockPersonality=yes
+RemoveIPC=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+SystemCallErrorNumber=EPERM
 
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def _outside(folder: Path) -> list[Path]:
+    """Folders outside a member's folder into which it writes; the second place is created, as systemd requires."""
+    from fedrank.deploy.heads import second_place
+    from fedrank.deploy.settings import SITE, read_site
+    from fedrank.deploy.transport import shared_folder
+
+    found = [shared] if (shared := shared_folder(folder)) is not None else []
+    if (folder / SITE).exists():
+        found.append(private_folder(second_place(folder, read_site(folder))))
+    return [path.absolute() for path in found]
 
 
 @contextlib.contextmanager

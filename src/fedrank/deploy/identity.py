@@ -1,16 +1,19 @@
 """Identity in a federation: an Ed25519 key that never leaves its machine, and its fingerprint.
 
-The secret key is in `identity.key`, readable only by its owner. The public key is sent to the other parties, who
-compare its fingerprint by telephone: otherwise the coordinator, who forwards the keys, could replace one.
+The secret key is in `identity.key`, readable only by its owner, or this file names a command that prints the key, such
+as one that decrypts it with a key management service. The public key is sent to the other parties, who compare its
+fingerprint by telephone: otherwise the coordinator, who forwards the keys, could replace one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
+import subprocess
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
 
 IDENTITY = "identity.key"  # in the folder of a site or a coordinator
 FORMAT = "fedrank-identity-1"  # first word of the file; the key follows in hexadecimal
+COMMAND = "fedrank-identity-command"  # or this word, and a command that prints the key in hexadecimal
+PATIENCE = 60.0  # seconds for that command
 SIZE = 32  # bytes of either key
 SIGNATURE = 64  # bytes
+MAX_LENGTH = 4096  # bytes of the file
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def read_identity(folder: str | Path) -> IdentityKey:
     try:
         with opened(path) as file:
             mode = os.fstat(file.fileno()).st_mode
-            words = file.read(200).decode("ascii", errors="replace").split()
+            words = file.read(MAX_LENGTH).decode("ascii", errors="replace").split(maxsplit=1)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} does not exist, so messages cannot be signed; restore it from a backup, or join the federation "
@@ -82,9 +88,30 @@ def read_identity(folder: str | Path) -> IdentityKey:
             f"{path} can be read by other users (mode {stat.S_IMODE(mode):o}), who could sign with it; run chmod 600 "
             "if you trust them, otherwise join the federation again with a new key"
         )
-    if len(words) != 2 or words[0] != FORMAT or not _is_key(words[1]):
+    if len(words) == 2 and words[0] == COMMAND:
+        return IdentityKey(bytes.fromhex(_fetched(path, words[1].strip())))
+    if len(words) != 2 or words[0] != FORMAT or not _is_key(words[1].strip()):
         raise ValueError(f"{path} must contain {FORMAT!r} and a key; restore it from a backup")
-    return IdentityKey(bytes.fromhex(words[1]))
+    return IdentityKey(bytes.fromhex(words[1].strip()))
+
+
+@cache
+def _fetched(path: Path, command: str) -> str:
+    """The key that a command prints, fetched once per process; its output is never part of a message."""
+    try:
+        done = subprocess.run(
+            shlex.split(command), cwd=path.parent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=PATIENCE
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as problem:
+        reason = "it takes too long" if isinstance(problem, subprocess.TimeoutExpired) else str(problem)
+        raise ValueError(f"the command in {path} that fetches the key cannot run: {reason}") from None
+    key = done.stdout.decode("ascii", errors="replace").strip()
+    if done.returncode or not _is_key(key):
+        raise ValueError(
+            f"the command in {path} must print the key, {2 * SIZE} hexadecimal digits (exit code {done.returncode}, "
+            f"{len(key)} characters); run it by hand as the user of this site"
+        )
+    return key
 
 
 def verify(public: str, content: bytes, signature: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,6 +46,21 @@ def record(folder: Path, what: str, **more: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync(path.parent)
+
+
+def event_printer(member: str) -> Callable[[str], None]:
+    """Print events as JSON lines for a log collector.
+
+    A reason may contain values of the site, such as names of files and features, and stays in `site.log`.
+    """
+
+    def tell(line: str) -> None:
+        event, _, reason = printable(line).partition("refused: ")
+        level = "warning" if reason else "info"
+        text = f"{event}refused" if reason else event
+        print(json.dumps({"time": now(), "level": level, "member": member, "event": text}), flush=True)
+
+    return tell
 
 
 def printable(text: str) -> str:

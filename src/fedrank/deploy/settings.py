@@ -711,7 +711,7 @@ federation = {federation}
 
 # What this site accepts. Everything else is refused, regardless of who requests it.
 [policy]
-learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"; "lambdamart", "cross-silo"
+learners        = ["pdgd"]                  # of {learners}
 placements      = ["client", "secure-aggregation"]  # where noise may be added; "server" would see updates without it
 unit            = "site"                    # what must be protected: all data of the site, or all data of each "person"
 largest_epsilon = 8.0                       # total ε of all runs
@@ -731,7 +731,8 @@ accept          = "listed"                  # or "within-policy": participate in
 
 def site_template(name: str, id: int, federation: str) -> str:
     """A `site.toml` template."""
-    return SITE_TEMPLATE.format(name=shown(name), id=id, federation=shown(federation))
+    learners = ", ".join(map(shown, EVERY_LEARNER))
+    return SITE_TEMPLATE.format(name=shown(name), id=id, federation=shown(federation), learners=learners)
 
 
 def write_template(folder: Path, name: str, id: int, federation: str) -> Path:

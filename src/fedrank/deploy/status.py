@@ -54,6 +54,7 @@ class SiteLine:
     days_left: int | None = None  # of its certificate
     link: str = ""  # during a run: "up" or "down"; "" if it is not known
     silent: bool = False  # whether the last request got no answer at all
+    contact: float | None = None  # when it last answered, in seconds since 1970; None if it is not known
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     reported = news.get("lost")
     lost = reported if isinstance(reported, list) else []
     excluded = {} if folder is None else _texts(_facts(folder / LEFT_OUT))
+    contact = books.get("contact")
+    contacts = contact if isinstance(contact, dict) else {}
     lines = []
     for site, where, until in listed:
         one = answered.get(site, SiteLine(site, ""))
@@ -195,7 +198,7 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
         lines.append(
             SiteLine(
                 site, where, one.round, one.seconds, excluded.get(site, one.refused), why, _days(until, now), link,
-                one.silent,
+                one.silent, _number(contacts.get(site)),
             )
         )  # fmt: skip
     at = max((float(found["at"]) for found in (books, news) if isinstance(found.get("at"), (int, float))), default=0.0)

@@ -1,8 +1,10 @@
 """Start a trial: write its record, and files and command lines for the engine: to begin, to adopt, to roll back.
 
 OpenSearch interleaves lists in its search-relevance plugin (A/B tests with team draft, pull requests #498 and #511 of
-opensearch-project/search-relevance): a test is created by PUT ab_tests/ID and changed by PUT ab_tests/ID/_update. It
-has two search configurations: A is the old model, so a disabled test shows the previous results. Solr interleaves in
+opensearch-project/search-relevance, which the release notes up to 3.9.0 do not list): a test is created by PUT
+ab_tests/ID and changed by PUT ab_tests/ID/_update. It has two search configurations: A is the old model, so a disabled
+test shows the previous results. The plugin answers only while a setting of the cluster is on, so `begin.sh` records
+the setting and turns it on, and `end.sh` restores it once no search uses the test. Solr interleaves in
 its LTR module (SOLR-14560). For your own service there is `team_draft.py`. This module does not connect to an engine.
 """
 
@@ -36,6 +38,10 @@ from fedrank.files import parse_json, private_folder, read_bytes, write_atomic
 from fedrank.trees.export import export
 
 REQUESTS, BEGIN, ADOPT, ROLL_BACK, DRAFT = "requests", "begin.sh", "adopt.sh", "rollback.sh", "team_draft.py"
+END = "end.sh"
+WORKBENCH = "plugins.search_relevance.workbench_enabled"  # a setting of the whole cluster
+BEFORE = f"{REQUESTS}/workbench-before.json"  # what it was
+NOT_INTERLEAVED = ("rescore", "sort", "from", "collapse", "aggs", "aggregations")  # of a search body
 SEARCH_TEXT = "%SearchText%"  # where the plugin inserts the user's query
 URLS = {"opensearch": "http://localhost:9200", "solr": "http://localhost:8983/solr"}
 DEFAULT_QUERY = {"query": {"multi_match": {"query": SEARCH_TEXT, "fields": ["title", "body"]}}}
@@ -152,7 +158,7 @@ def configuration(plan: TrialPlan, model: TrialModel, query: dict[str, Any]) -> 
 def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[str, str]:
     base = "/_plugins/_search_relevance"
     test = f"{base}/ab_tests/{plan.id}"
-    _write(requests / "workbench.json", {"persistent": {"plugins.search_relevance.workbench_enabled": True}})
+    _write(requests / "workbench.json", {"persistent": {WORKBENCH: True}})
     _write(requests / "search.json", {"query_params": {"SearchText": "an ordinary search"}})
     for side, model in (("old", plan.old), ("new", plan.new)):
         _write(requests / f"{side}-configuration.json", configuration(plan, model, query))
@@ -169,6 +175,13 @@ def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[
     ]
     begin = [
         _head(plan, f"Start the trial {plan.id}: upload, two search configurations, and a test that interleaves them."),
+        f"# This changes the setting {WORKBENCH} of the whole cluster; {END} restores it.\n",
+        f"if ! test -e {BEFORE}; then\n",
+        '  WAS=$(curl -sS --fail-with-body "$URL/_cluster/settings?flat_settings=true&filter_path=persistent" |\n',
+        f"    tr ',{{}}' '\\n\\n\\n' | sed -n 's/.*\"{WORKBENCH}\" *: *\"*\\([a-z]*\\).*/\\1/p')\n",
+        f'  printf \'{{"persistent": {{"{WORKBENCH}": %s}}}}\\n\' "${{WAS:-null}}" > {BEFORE}\n',
+        "fi\n",
+        f"echo 'Cluster setting {WORKBENCH} becomes true; before:' \"$(cat {BEFORE})\"\n",
         f"send PUT /_cluster/settings {REQUESTS}/workbench.json\n",
         *upload,
         *created,
@@ -190,7 +203,12 @@ def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[
         ADOPT: (plan.new, {"search_configuration_a": "$NEW", "search_configuration_b": "$OLD", "enabled": False}),
         ROLL_BACK: (plan.old, {"search_configuration_a": "$OLD", "search_configuration_b": "$NEW", "enabled": False}),
     }
-    return {BEGIN: "".join(begin)} | {
+    end = (
+        f"# Run this when no search uses the test, which answers only while the setting is on.\n"
+        f"test -e {BEFORE} || {{ echo '{BEGIN} changed no setting'; exit 0; }}\n"
+        f"send PUT /_cluster/settings {BEFORE}\nrm {BEFORE}\n"
+    )
+    return {BEGIN: "".join(begin), END: _head(plan, "Restore the setting of the cluster.") + end} | {
         script: _head(plan, f"Use {model.name} for all searches.") + saved + _put(f"{test}/_update", state)
         for script, (model, state) in ends.items()
     }
@@ -250,10 +268,12 @@ def _query(path: str | Path | None) -> dict[str, Any]:
     if path is None:
         return DEFAULT_QUERY
     body = parse_json(read_bytes(path))
-    if not isinstance(body, dict) or "query" not in body or "rescore" in body or SEARCH_TEXT not in json.dumps(body):
+    if not isinstance(body, dict) or "query" not in body or SEARCH_TEXT not in json.dumps(body):
+        raise ValueError(f'{path} is not a usable search body: it must have "query" containing {SEARCH_TEXT}')
+    if found := [key for key in NOT_INTERLEAVED if key in body]:
         raise ValueError(
-            f'{path} is not a usable search body: it must have "query" containing {SEARCH_TEXT}, and must not have '
-            '"rescore"'
+            f"{path} contains {', '.join(found)}, which two interleaved lists cannot have; remove it, and send such "
+            "searches to the index itself, outside the trial"
         )
     return body
 

@@ -77,15 +77,20 @@ def _opensearch(parts: Parts, name: str) -> dict[str, Any]:
         weights = dict(zip(parts.names, parts.weights.tolist(), strict=True))
         model = {"type": "model/linear", "definition": json.dumps(weights, ensure_ascii=False)}
         if parts.ranged:
-            model["feature_normalizers"] = {
-                parts.names[i]: {"min_max": {"minimum": low, "maximum": high}} for i, low, high in parts.ranged
-            }
+            model["feature_normalizers"] = {parts.names[i]: _normalizer(low, high) for i, low, high in parts.ranged}
     else:
         raise ValueError(
             "the engine's plugin supports linear models and trees, but this model is neural; export it to solr or "
             "onnx, or train a linear ranker"
         )
     return {"model": {"name": name, "model": model}}
+
+
+def _normalizer(low: float, high: float) -> dict[str, Any]:
+    """A feature normalizer; the plugin refuses min_max below 0, where standard computes the same in float32."""
+    if low < 0:
+        return {"standard": {"mean": low, "standard_deviation": float(np.float32(high) - np.float32(low))}}
+    return {"min_max": {"minimum": low, "maximum": high}}
 
 
 def _xgboost(tree: Tree, names: tuple[str, ...]) -> dict[str, Any]:

@@ -43,7 +43,10 @@ def _opensearch(content: dict[str, Any], features: Features, names: Sequence[str
     model = content["model"]["model"]
     values = {name: features[:, i] for i, name in enumerate(names)}
     for name, norm in model.get("feature_normalizers", {}).items():
-        values[name] = _min_max(values[name], norm["min_max"]["minimum"], norm["min_max"]["maximum"])
+        if "standard" in norm:
+            values[name] = _standard(values[name], norm["standard"]["mean"], norm["standard"]["standard_deviation"])
+        else:
+            values[name] = _min_max(values[name], norm["min_max"]["minimum"], norm["min_max"]["maximum"])
     definition = json.loads(model["definition"])
     if model["type"] == "model/linear":
         return _dot([(values[name], weight) for name, weight in definition.items()], total)
@@ -64,7 +67,7 @@ def _solr(content: dict[str, Any], features: Features, total: Total) -> Numbers:
         if "max" in params:
             column = _min_max(column, params["min"], params["max"])
         elif "std" in params:
-            column = (column - np.float32(params["avg"])) / np.float32(params["std"])
+            column = _standard(column, params["avg"], params["std"])
         values[feature["name"]] = column
     params, kind = content["params"], content["class"].rpartition(".")[2]
     if kind == "LinearModel":
@@ -113,6 +116,10 @@ def _leaves(tree: dict[str, Any], leaf: str, yes: Goes, children: Callable[..., 
 
 def _min_max(values: Numbers, low: float | str, high: float | str) -> Numbers:
     return (values - np.float32(low)) / (np.float32(high) - np.float32(low))
+
+
+def _standard(values: Numbers, mean: float | str, deviation: float | str) -> Numbers:
+    return (values - np.float32(mean)) / np.float32(deviation)
 
 
 def _dot(terms: list[tuple[Numbers, float]], total: Total) -> Numbers:
