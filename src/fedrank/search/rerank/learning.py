@@ -1,0 +1,105 @@
+"""Refit of the weights to feedback: pairs of a used passage and an unused one that was shown above or beside it.
+
+First one scale is fitted for the score of the start, with what memory added as an offset; then all weights, with a
+penalty on their distance from the scaled start. Both are logistic regressions. There are no online steps: with wrong
+feedback they lose more than a batch fit does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.search.rerank.passages import OWN, START, Table
+
+SCALES = (0.02, 2.0)
+PENALTY, PENALTY_WITH_SIGNALS = 10.0, 3.0
+FIRST_REFIT = 50  # requests with feedback; then at 100, 200, 400, ...
+MAX_FITTED = 5_000  # of the latest requests
+_STEPS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One request with feedback."""
+
+    features: Table  # [passages, features], columns as in `names` of the fit
+    memory: Table  # [passages]
+    used: NDArray[np.int64]
+    unused: NDArray[np.int64]  # shown and not used
+    weight: float  # 1/k for the k-th request with the same query
+
+
+def is_due(feedbacks: int, fitted: int) -> bool:
+    """Whether so many requests with feedback call for a refit, when the last one had `fitted`."""
+    step = FIRST_REFIT
+    while step <= fitted:
+        step *= 2
+    return feedbacks >= step
+
+
+def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float] | None:
+    """Fitted weights by name; None if no example has a used and an unused passage."""
+    pairs = [one for one in examples if len(one.used) and len(one.unused)]
+    if not pairs:
+        return None
+    differences, offsets, weights = [], [], []
+    for one in pairs:
+        better, worse = np.repeat(one.used, len(one.unused)), np.tile(one.unused, len(one.used))
+        differences.append(one.features[better] - one.features[worse])
+        offsets.append(one.memory[better] - one.memory[worse])
+        weights.append(np.full(len(better), one.weight / len(better)))  # a request counts once, however long it is
+    x, offset, weight = np.concatenate(differences), np.concatenate(offsets), np.concatenate(weights)
+    start = np.zeros(len(names))
+    start[: len(OWN)] = START
+    scale = _scale(x @ start, offset, weight)
+    signals = len(names) > len(OWN)
+    fitted = _newton(x, offset, weight, scale * start, PENALTY_WITH_SIGNALS if signals else PENALTY)
+    return dict(zip(names, fitted.tolist(), strict=True))
+
+
+def _scale(score: Table, offset: Table, weight: Table) -> float:
+    """The scale of the start's score with the largest likelihood, by bisection: the likelihood is concave."""
+    low, high = SCALES
+
+    def slope(scale: float) -> float:
+        return float(weight @ (score * _logistic(-(scale * score + offset))))
+
+    if slope(low) <= 0:
+        return low
+    if slope(high) >= 0:
+        return high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _newton(x: Table, offset: Table, weight: Table, centre: Table, penalty: float) -> Table:
+    """The weights with the largest penalised likelihood, by damped Newton steps."""
+    found = centre.copy()
+
+    def loss(weights: Table) -> float:
+        margin = x @ weights + offset
+        return float(weight @ np.logaddexp(0.0, -margin)) + 0.5 * penalty * float(np.sum((weights - centre) ** 2))
+
+    for _ in range(_STEPS):
+        wrong = _logistic(-(x @ found + offset))
+        gradient = -(weight * wrong) @ x + penalty * (found - centre)
+        curvature = (x * (weight * wrong * (1 - wrong))[:, None]).T @ x + penalty * np.eye(x.shape[1])
+        step = np.linalg.solve(curvature, gradient)
+        size, now = 1.0, loss(found)
+        while size > 1e-6 and loss(found - size * step) > now:
+            size /= 2
+        found = found - size * step
+        if np.abs(step).max() < 1e-9:
+            break
+    return found
+
+
+def _logistic(value: Table) -> Table:
+    logistic: Table = 0.5 * (1 + np.tanh(0.5 * value))
+    return logistic
