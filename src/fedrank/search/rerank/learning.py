@@ -1,8 +1,8 @@
-"""Refit of the weights to feedback: pairs of a used passage and an unused one that was shown above or beside it.
+"""What the caller's own signals are worth, fitted to pairs of a used and an unused passage that were shown together.
 
-First one scale is fitted for the score of the start, with what memory added as an offset; then all weights, with a
-penalty on their distance from the scaled start. Both are logistic regressions. There are no online steps: with wrong
-feedback they lose more than a batch fit does.
+First one scale is fitted for the score of the start, with what memory added as an offset; then the weights of the
+signals. Both are logistic regressions. The weights of rank, BM25 and centroid relative to each other stay as they are:
+fitted to feedback, they were worse on new queries (`benchmarks/rerank.py`). There are no online steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedrank.search.rerank.passages import OWN, START, Table
 
 SCALES = (0.02, 2.0)
-PENALTY, PENALTY_WITH_SIGNALS = 10.0, 3.0
+PENALTY = 3.0  # on the squares of the weights of signals
 FIRST_REFIT = 50  # requests with feedback; then at 100, 200, 400, ...
 MAX_FITTED = 5_000  # of the latest requests
 _STEPS = 30
@@ -42,9 +42,9 @@ def is_due(feedbacks: int, fitted: int) -> bool:
 
 
 def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float] | None:
-    """Fitted weights by name; None if no example has a used and an unused passage."""
+    """Fitted weights by name; None without signals, or if no example has a used and an unused passage."""
     pairs = [one for one in examples if len(one.used) and len(one.unused)]
-    if not pairs:
+    if not pairs or len(names) == len(OWN):
         return None
     differences, offsets, weights = [], [], []
     for one in pairs:
@@ -53,12 +53,10 @@ def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float]
         offsets.append(one.memory[better] - one.memory[worse])
         weights.append(np.full(len(better), one.weight / len(better)))  # a request counts once, however long it is
     x, offset, weight = np.concatenate(differences), np.concatenate(offsets), np.concatenate(weights)
-    start = np.zeros(len(names))
-    start[: len(OWN)] = START
-    scale = _scale(x @ start, offset, weight)
-    signals = len(names) > len(OWN)
-    fitted = _newton(x, offset, weight, scale * start, PENALTY_WITH_SIGNALS if signals else PENALTY)
-    return dict(zip(names, fitted.tolist(), strict=True))
+    start, signals = x[:, : len(OWN)] @ START, x[:, len(OWN) :]
+    scale = _scale(start, offset, weight)
+    fitted = _newton(signals, offset + scale * start, weight)
+    return dict(zip(names, (*(scale * START).tolist(), *fitted.tolist()), strict=True))
 
 
 def _scale(score: Table, offset: Table, weight: Table) -> float:
@@ -78,18 +76,18 @@ def _scale(score: Table, offset: Table, weight: Table) -> float:
     return (low + high) / 2
 
 
-def _newton(x: Table, offset: Table, weight: Table, centre: Table, penalty: float) -> Table:
+def _newton(x: Table, offset: Table, weight: Table) -> Table:
     """The weights with the largest penalised likelihood, by damped Newton steps."""
-    found = centre.copy()
+    found = np.zeros(x.shape[1])
 
     def loss(weights: Table) -> float:
         margin = x @ weights + offset
-        return float(weight @ np.logaddexp(0.0, -margin)) + 0.5 * penalty * float(np.sum((weights - centre) ** 2))
+        return float(weight @ np.logaddexp(0.0, -margin)) + 0.5 * PENALTY * float(weights @ weights)
 
     for _ in range(_STEPS):
         wrong = _logistic(-(x @ found + offset))
-        gradient = -(weight * wrong) @ x + penalty * (found - centre)
-        curvature = (x * (weight * wrong * (1 - wrong))[:, None]).T @ x + penalty * np.eye(x.shape[1])
+        gradient = -(weight * wrong) @ x + PENALTY * found
+        curvature = (x * (weight * wrong * (1 - wrong))[:, None]).T @ x + PENALTY * np.eye(x.shape[1])
         step = np.linalg.solve(curvature, gradient)
         size, now = 1.0, loss(found)
         while size > 1e-6 and loss(found - size * step) > now:

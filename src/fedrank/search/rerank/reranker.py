@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fedrank.files import locked
 from fedrank.search.rerank import learning
 from fedrank.search.rerank.memory import UseMemory
-from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, describe
+from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, Words, describe
 from fedrank.search.rerank.store import DAY, Request, RerankError, Store, StoredModel, folder_key
 from fedrank.search.rerank.trial import (
     LEVEL,
@@ -174,12 +174,8 @@ class Reranker:
             return Ranking(secrets.token_urlsafe(12), ())
         with self._turn:
             now = self._clock()
-            digests = tuple(self._hasher.digest(text) for text in documents)
-            words = [self._hasher.passage(text, digest) for text, digest in zip(documents, digests, strict=True)]
-            stems = self._hasher.query(query)
-            found = describe(stems, words, self._store.background, columns)
-            memory = self._memory.lift(stems, digests, self._store.background)
             number, arm, extra = self._number, *self._draw()
+            stems, digests, words, found, memory = self._describe(query, documents, columns)
             order = self._order(found, memory, arm)
             shown = order[:top].copy()
             if extra is not None and top < len(order):
@@ -198,6 +194,16 @@ class Reranker:
         scores = _scores(found.absolute)
         results = tuple(Ranked(int(index), float(scores[place])) for place, index in enumerate(shown))
         return Ranking(request.id, results, found.missing)
+
+    def _describe(
+        self, query: str, documents: Sequence[str], columns: Mapping[str, Table]
+    ) -> tuple[NDArray[np.int32], tuple[bytes, ...], list[Words], Features, Table]:
+        """Stems of the query, digests and words of the passages, their features, and what memory adds to each."""
+        digests = tuple(self._hasher.digest(text) for text in documents)
+        words = [self._hasher.passage(text, digest) for text, digest in zip(documents, digests, strict=True)]
+        stems = self._hasher.query(query)
+        found = describe(stems, words, self._store.background, columns)
+        return stems, digests, words, found, self._memory.lift(stems, digests, self._store.background)
 
     @staticmethod
     def _check(query: str, documents: Sequence[str], top_n: int | None) -> int:
