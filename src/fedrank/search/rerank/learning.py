@@ -7,6 +7,7 @@ fitted to feedback, they were worse on new queries (`benchmarks/rerank.py`). The
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from fedrank.search.rerank.passages import OWN, START, Table
 
 SCALES = (0.02, 2.0)
 PENALTY = 3.0  # on the squares of the weights of signals
+FOLDS = 5
+SIGNIFICANT = 2.0  # standard errors by which fitted weights must predict other queries' feedback better
 FIRST_REFIT = 50  # requests with feedback; then at 100, 200, 400, ...
 MAX_FITTED = 5_000  # of the latest requests
 _STEPS = 30
@@ -31,6 +34,7 @@ class Example:
     used: NDArray[np.int64]
     unused: NDArray[np.int64]  # shown and not used
     weight: float  # 1/k for the k-th request with the same query
+    query: int  # number of the query
 
 
 def is_due(feedbacks: int, fitted: int) -> bool:
@@ -42,21 +46,62 @@ def is_due(feedbacks: int, fitted: int) -> bool:
 
 
 def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float] | None:
-    """Fitted weights by name; None without signals, or if no example has a used and an unused passage."""
-    pairs = [one for one in examples if len(one.used) and len(one.unused)]
-    if not pairs or len(names) == len(OWN):
+    """Fitted weights by name; None if they do not predict the feedback of other queries significantly better.
+
+    Weights are compared with the scaled start by the likelihood of pairs, in cross-validation over queries.
+    """
+    pairs = _Pairs.of([one for one in examples if len(one.used) and len(one.unused)])
+    if pairs is None or len(names) == len(OWN):
         return None
-    differences, offsets, weights = [], [], []
-    for one in pairs:
-        better, worse = np.repeat(one.used, len(one.unused)), np.tile(one.unused, len(one.used))
-        differences.append(one.features[better] - one.features[worse])
-        offsets.append(one.memory[better] - one.memory[worse])
-        weights.append(np.full(len(better), one.weight / len(better)))  # a request counts once, however long it is
-    x, offset, weight = np.concatenate(differences), np.concatenate(offsets), np.concatenate(weights)
-    start, signals = x[:, : len(OWN)] @ START, x[:, len(OWN) :]
-    scale = _scale(start, offset, weight)
-    fitted = _newton(signals, offset + scale * start, weight)
+    gains = np.zeros(len(pairs.weight))
+    for fold in range(FOLDS):
+        out = pairs.query % FOLDS == fold
+        if out.all() or not out.any():
+            continue
+        scale, fitted = pairs.select(~out).fit()
+        here = pairs.select(out)
+        before = here.offset + scale * here.start
+        gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + here.signals @ fitted))
+    by_query = np.bincount(pairs.query, pairs.weight * gains)[np.unique(pairs.query)]
+    error = float(by_query.std(ddof=1)) * math.sqrt(len(by_query)) if len(by_query) > 1 else math.inf
+    if not float(by_query.sum()) > SIGNIFICANT * error:
+        return None
+    scale, fitted = pairs.fit()
     return dict(zip(names, (*(scale * START).tolist(), *fitted.tolist()), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Differences between a used and an unused passage, one row per pair."""
+
+    start: Table  # difference of the start's scores
+    signals: Table  # [pairs, signals]
+    offset: Table  # difference of what memory added
+    weight: Table
+    query: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> _Pairs | None:
+        if not examples:
+            return None
+        rows = []
+        for one in examples:
+            better, worse = np.repeat(one.used, len(one.unused)), np.tile(one.unused, len(one.used))
+            x = one.features[better] - one.features[worse]
+            weight = np.full(len(better), one.weight / len(better))  # a request counts once, however long it is
+            query = np.full(len(better), one.query)
+            rows.append(
+                (x[:, : len(OWN)] @ START, x[:, len(OWN) :], one.memory[better] - one.memory[worse], weight, query)
+            )
+        return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+
+    def select(self, which: NDArray[np.bool_]) -> _Pairs:
+        return _Pairs(*(column[which] for column in vars(self).values()))
+
+    def fit(self) -> tuple[float, Table]:
+        """The scale of the start, and the weights of the signals."""
+        scale = _scale(self.start, self.offset, self.weight)
+        return scale, _newton(self.signals, self.offset + scale * self.start, self.weight)
 
 
 def _scale(score: Table, offset: Table, weight: Table) -> float:

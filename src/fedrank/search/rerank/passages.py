@@ -145,11 +145,11 @@ def describe(
     background: Background,
     signals: Mapping[str, Table] | None = None,
 ) -> Features:
-    """Features of passages in the caller's order; `signals` are the caller's own numbers, NaN where one is missing."""
+    """Features of passages (at least one) in the caller's order; `signals` are its own numbers, NaN where missing."""
     sizes = np.array([len(one.stems) for one in passages])
     row = np.repeat(np.arange(len(passages)), sizes)
-    stems = np.concatenate([one.stems for one in passages]) if len(passages) else np.empty(0, np.int32)
-    counts = np.concatenate([one.counts for one in passages]).astype(np.float64) if len(passages) else np.empty(0)
+    stems = np.concatenate([one.stems for one in passages])
+    counts = np.concatenate([one.counts for one in passages]).astype(np.float64)
     lengths = np.array([one.length for one in passages], np.float64)
     if background.passages < MIN_BACKGROUND:
         background = Background(background.passages, background.words, background.frequencies.copy())

@@ -52,6 +52,7 @@ INCLUDED = 0.02  # share of requests whose last passage is a random one from bel
 PROTECTED, WITHIN = 3, 10  # the caller's first 3 passages stay within the first 10
 MAX_PERSON = 0.1  # largest share of one person in a refit
 KEEP_DAYS = 180
+LOOK_EVERY = 10  # requests with feedback between two looks at a comparison
 _SIGNAL = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
 # Probability that a passage is relevant as a function of its BM25 relative to the best possible one, fitted to judged
 # collections (`benchmarks/rerank.py`).
@@ -325,8 +326,11 @@ class Reranker:
 
     def _learn(self, now: float) -> None:
         """Roll back what does harm, decide on the model on trial, and refit when enough feedback has come."""
-        self._check_harm(now)
+        if self._with_feedback % LOOK_EVERY == 0:
+            self._check_harm(now)
         if self._trial is not None:
+            if self._with_feedback % LOOK_EVERY:
+                return
             outcomes = self._outcomes("trial = ? AND arm IN ('old', 'new')", "new", now, self._trial.id)
             ruling = judge(outcomes)
             if ruling != "continue":
@@ -338,7 +342,7 @@ class Reranker:
 
     def _check_harm(self, now: float) -> None:
         """Keep the caller's order from now on if there is evidence that it is better."""
-        if self._off or self._with_feedback % 20:
+        if self._off:
             return
         since = float(self._store.get("compared_since", 0.0))
         outcomes = self._outcomes("time >= ? AND arm IN ('caller', 'model', 'old', 'new')", "caller", now, since)
@@ -376,6 +380,7 @@ class Reranker:
         persons = dict(self._store.db.execute("SELECT id, person FROM requests WHERE person IS NOT NULL"))
         of_person = Counter(persons.get(one.id) for one in latest)
         repeats: Counter[bytes] = Counter()
+        queries: dict[bytes, int] = {}
         examples = []
         for one in latest:
             repeats[one.query.tobytes()] += 1
@@ -387,12 +392,13 @@ class Reranker:
             person = persons.get(one.id)
             share = 1.0 if person is None else min(1.0, MAX_PERSON * len(latest) / of_person[person])
             weight = share / repeats[one.query.tobytes()]
-            examples.append(learning.Example(table, one.memory.astype(np.float64), used, unused, weight))
+            query = queries.setdefault(one.query.tobytes(), len(queries))
+            examples.append(learning.Example(table, one.memory.astype(np.float64), used, unused, weight, query))
         return names, examples
 
     def _end_trial(self, adopt: bool, requests: int) -> None:
         assert self._trial is not None
-        verdict = "not worse" if adopt else "not shown to be as good"
+        verdict = "did not do worse" if adopt else "did worse"
         with self._store.writing():
             if adopt and self._model is not None:
                 self._store.move_model(self._model.id, "replaced", self._model.note)

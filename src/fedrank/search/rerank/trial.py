@@ -16,8 +16,9 @@ import numpy as np
 
 STAKES = (0.05, 0.1, 0.2, 0.4)  # an average over bets with different stakes is such a bet, too
 LEVEL = 0.05
-MARGIN = 0.02  # largest difference in value by which a new model may be worse without being refused for it
-MOST = 4_000  # requests of a trial, after which the old model stays
+ENOUGH = 300  # requests of a trial, after which a new model is adopted unless it did worse
+MARGIN = 0.02  # a mean difference in value below -MARGIN counts as worse
+MOST = 1_200  # requests of a trial, after which a model that did worse is refused
 SETTLED = 3_600.0  # seconds after which a request counts, with or without feedback
 
 
@@ -36,8 +37,8 @@ def value_of(shown: Sequence[int], used: Iterable[int]) -> float:
     return sum(gains) / best if best else 0.0
 
 
-def evidence(outcomes: Sequence[Outcome], share: float = 0.5, margin: float = 0.0) -> float:
-    """Logarithm of the wealth of a bet that the first arm, with this share of requests, is better by more than -margin.
+def evidence(outcomes: Sequence[Outcome], share: float = 0.5) -> float:
+    """Logarithm of the wealth of a bet that the first arm, with this share of requests, is better.
 
     The running mean of earlier values is subtracted, which leaves the expectation of a difference unchanged and lowers
     its variance.
@@ -47,8 +48,7 @@ def evidence(outcomes: Sequence[Outcome], share: float = 0.5, margin: float = 0.
     gains = np.empty(len(outcomes))
     for place, (value, first) in enumerate(outcomes):
         centred = value - (total / count if count else 0.5)
-        difference = centred / share if first else -centred / (1 - share)
-        gains[place] = small * (difference + margin) / (1 + small * margin)  # at least -1
+        gains[place] = small * (centred / share if first else -centred / (1 - share))  # at least -1
         total, count = total + value, count + 1
     bets = [float(np.log1p(stake * gains).sum()) for stake in STAKES]
     return float(np.logaddexp.reduce(bets)) - math.log(len(STAKES))
@@ -60,10 +60,15 @@ def flipped(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def judge(outcomes: Sequence[Outcome]) -> Literal["adopt", "refuse", "continue"]:
-    """Decide on a new model (the first arm, half of the requests): adopt it unless it is worse by MARGIN or more."""
+    """Decide on a new model (the first arm, half of the requests) that predicts feedback better than the old one.
+
+    It is refused as soon as there is evidence that it is worse, and adopted after ENOUGH requests if it did not do
+    worse by more than MARGIN. The trial is a veto, not a proof of a gain: that takes thousands of requests.
+    """
     if evidence(flipped(outcomes)) >= -math.log(LEVEL):
         return "refuse"
-    if evidence(outcomes, margin=MARGIN) >= -math.log(LEVEL):
+    found = difference(outcomes)
+    if len(outcomes) >= ENOUGH and found is not None and found.difference > -MARGIN:
         return "adopt"
     return "refuse" if len(outcomes) >= MOST else "continue"
 
