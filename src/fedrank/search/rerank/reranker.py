@@ -56,7 +56,7 @@ LOOK_EVERY = 10  # requests with feedback between two looks at a comparison
 _SIGNAL = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
 # Probability that a passage is relevant as a function of its BM25 relative to the best possible one, fitted to judged
 # collections (`benchmarks/rerank.py`).
-CALIBRATION = (-4.0, 6.0)
+CALIBRATION = (-3.5, 8.5)
 
 
 @dataclass(frozen=True)
