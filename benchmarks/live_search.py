@@ -91,7 +91,7 @@ def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None
         whole, alone, busy = [], [], []
         for number, query in enumerate(queries):
             now += 60.0
-            terms = client.features.query(query)
+            terms = client.features.engine_terms(query)
             began = time.perf_counter()
             client.engine.candidates_for(terms, Filters(), False)
             alone.append(time.perf_counter() - began)

@@ -148,11 +148,11 @@ def test_latent_features_are_cosines_from_zero_on():
 
 
 def test_history_by_hand():
-    usage = Usage(3, 1, 30, 7, "mail", 4, True)
+    usage = Usage(7, "mail", 4, True)
     found = features("a", [("", "a")], [1.0], usage=[usage])
-    assert_allclose(found[0, HISTORY:], [0.75, 0.5, exp(-1), exp(-1), exp(-7 / 365), 1, 0.5, 1], rtol=1e-6)
+    assert_allclose(found[0, HISTORY:], [0, 0, 0, exp(-1), exp(-7 / 365), 1, 0.5, 1], rtol=1e-6)
     assert_array_equal(features("a", [("", "a")], [1.0], usage=[Usage()])[0, HISTORY:], 0)
-    assert Usage(opened_days_ago=-3).columns()[2] == 1.0  # a clock that was set back
+    assert Usage(changed_days_ago=-3).columns()[3] == 1.0  # a clock that was set back
 
 
 WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=14)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedrank.data.text import Tokeniser, tokens
+from fedrank.data.text import Tokeniser, content_words, stop_words, tokens
 
 
 def test_tokens() -> None:
@@ -31,3 +31,32 @@ def test_a_tokeniser_is_known_by_its_name() -> None:
     assert Tokeniser().name != Tokeniser("english").name
     with pytest.raises(ValueError, match=r"'words-0'.*count the words again"):
         Tokeniser.named("words-0")
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "kept"),
+    [
+        ("What is the best way to dry the roof?", "english", ["best", "way", "dry", "roof"]),
+        ("to be or not to be", "english", ["to", "be", "or", "not", "to", "be"]),  # nothing else is left
+        ("the dog's bone isn't here, vitamin D", "english", ["dog", "bone", "vitamin", "d"]),
+        ("US visa of us", "english", ["us", "visa", "us"]),
+        ("HOW ARE YOU DOING ROOF", "english", ["roof"]),
+        ("la fuite d'eau dans l\u2019abri", "french", ["fuite", "eau", "abri"]),
+        ("die Rechnung für das Dach", "german", ["rechnung", "dach"]),
+        ("the roof the roof", "porter", ["roof", "roof"]),
+        ("the roof", "none", ["the", "roof"]),
+        ("the roof", "tamil", ["the", "roof"]),
+        ("", "english", []),
+    ],
+)
+def test_function_words_are_dropped_from_queries(text, language, kept) -> None:
+    assert content_words(text, language) == kept
+
+
+def test_stop_words_are_words_as_they_are_cut_from_a_text() -> None:
+    languages = "english german french spanish italian portuguese dutch swedish norwegian danish finnish hungarian"
+    languages += " romanian russian turkish polish czech catalan indonesian"
+    for language in languages.split():
+        assert len(stop_words(language)) > 90
+        assert all(tokens(word) == [word] for word in stop_words(language))
+    assert stop_words("none") == stop_words("tamil") == frozenset()

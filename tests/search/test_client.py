@@ -242,13 +242,13 @@ def test_status_counts_and_is_json(client, clock):
     clock.wait(3600)
     status = client.status()
     assert (status.documents, status.searches, status.clicks, status.bounced) == (25, 3, 2, 1)
-    assert status.impressions == {"abandoned": 1, "learned": 2}
+    assert status.impressions == {"abandoned": 1, "closed": 2}
     (week,) = status.weeks
     assert (week.searches, week.clicked, week.first, week.top_three, week.abandoned) == (3, 2, 1, 1, 1)
     assert week.reciprocal == pytest.approx((1 + 1 / 5) / 3)
     assert status.replay["shown"] == pytest.approx((1 + 1 / np.log2(6)) / 2)
     assert set(status.replay) == {"shown", "engine", "model", "searches"}
-    assert status.learned_from == 2
+    assert status.learned_from == 0
     assert (status.sent, status.sent_bytes, status.interleaved) == ((), 0, {})
     read = json.loads(status.as_json())
     assert read["weights"][3]["feature"] == "engine"
@@ -262,9 +262,9 @@ def test_wins_of_interleaved_lists_are_counted_with_an_interval(client):
         for n, place in enumerate((0, 1, 1, 2)):
             id = client.store.db.execute(
                 "INSERT INTO impressions (time, number, query, terms, filters, sort, kind, state, model, temperature, "
-                "keep, found, candidates, scores, shown, teams) SELECT time, number, query, terms, filters, sort, "
-                "'interleaved', 'shown', model, 0, 0, found, candidates, scores, shown, x'0001ff' FROM impressions "
-                "WHERE id = ?",
+                "keep, found, candidates, scores, shown, teams, trial) SELECT time, number, query, terms, filters, "
+                "sort, 'interleaved', 'shown', model, 0, 0, found, candidates, scores, shown, x'0001ff', 5 FROM "
+                "impressions WHERE id = ?",
                 (found.impression,),
             ).lastrowid
             client.store.db.execute("INSERT INTO clicks VALUES (?, ?, 1, ?, 0)", (id, place, n))
@@ -300,23 +300,18 @@ def test_settings_are_checked_and_kept(client, clock):
         assert (status.order, status.learn) == ("engine", False)
 
 
-def test_clicked_before_becomes_a_feature(client, clock):
-    names = client.features.names
+def test_clicked_before_is_a_rule_and_no_feature(client, clock):
     found = search_and_click(client, clock, "orchard apple", place=2)
-    clicked = found.results[2].id
-    again = client.rows.get(client.search("apple orchard").impression)
-    row = again.raw[np.flatnonzero(again.candidates == clicked)[0]]
-    assert row[names.index("clicked for this query")] == 0  # once may be an accident
-    assert row[names.index("clicked")] == 0.5
-    assert row[names.index("opened lately")] > 0.99
-    client.open_document(again.id, again.shown.tolist().index(np.flatnonzero(again.candidates == clicked)[0]))
-    third = client.rows.get(client.search("orchard APPLES").impression)
-    row = third.raw[np.flatnonzero(third.candidates == clicked)[0]]
-    assert row[names.index("clicked for this query")] == 0.5
-    other = client.rows.get(client.search("orchard pear").impression)
-    row = other.raw[np.flatnonzero(other.candidates == clicked)[0]]
-    assert row[names.index("clicked for this query")] == 0
-    assert row[names.index("clicked")] == np.float16(2 / 3)
+    again = client.search("apple orchard")
+    place = [result.id for result in again.results].index(found.results[2].id)
+    assert place < 2
+    one = client.rows.get(again.impression)
+    names = ("clicked for this query", "clicked", "opened lately")
+    assert not one.raw[:, [client.features.names.index(name) for name in names]].any()
+    (cause,) = (cause for cause in client.why(again.impression)[place].causes if cause.feature == "opened before")
+    assert cause.value == 0.5
+    assert 2 < cause.share < 3
+    assert client.rows.get(client.search("cherry").impression).memory is None
 
 
 def test_mail_from_somebody_whom_the_person_wrote_to(tmp_path, clock):

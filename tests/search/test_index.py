@@ -13,7 +13,7 @@ from tests.search.stored import add_documents, stored
 
 
 def found(engine, word):
-    return sorted(engine.candidates_for(LIVE_1.query(word), Filters(), False).documents.tolist())
+    return sorted(engine.candidates_for(LIVE_1.engine_terms(word), Filters(), False).documents.tolist())
 
 
 @pytest.fixture
@@ -71,3 +71,18 @@ def test_an_empty_index_is_in_step_with_an_empty_store(engine):
     engine.catch_up()
     engine.follow()
     assert engine.documents == 0
+
+
+def test_a_repeated_word_counts_and_a_function_word_does_not(engine):
+    add_documents(engine.store, ["apple plum", "the plum the the"])
+    engine.follow()
+
+    def order(text):
+        found = engine.candidates_for(LIVE_1.engine_terms(text), Filters(), False)
+        return dict(zip(found.documents.tolist(), found.scores.tolist(), strict=True))
+
+    once, twice = order("apple plum"), order("apple plum plum")
+    assert once[2] < once[1] == pytest.approx(twice[1])  # apple is rarer than plum
+    assert twice[2] == pytest.approx(2 * once[2])
+    assert order("the plum") == order("plum")
+    assert order("the") != {}

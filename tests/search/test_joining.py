@@ -108,7 +108,7 @@ def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypa
         status = client.status()
         assert status.trial.state == "replay"  # on trial, not in use
         assert status.trial.origin.startswith("federation friends")
-        assert "initialized from the engine's order" in status.model
+        assert "initialized from the start weights" in status.model
         np.testing.assert_array_equal(client.trials.on_trial().weights, made.weights)
         used = used_searches(client.folder / "federation" / "outbox")
         assert len(used) == 60

@@ -20,6 +20,8 @@ def clock():
 @pytest.fixture
 def lists(tmp_path, clock):
     rows = stored(tmp_path)
+    with rows.store.writing():
+        rows.store.set(learn_weights=1)
     yield ResultLists(rows, Trials(rows, clock))
     rows.store.close()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedrank.ranking.gate import Gate
+from fedrank.search import memory
 from fedrank.search import trial as trial_module
 from fedrank.search.client import SearchClient
 from fedrank.search.results import SearchError
@@ -21,7 +22,8 @@ def clock():
 
 
 @pytest.fixture
-def client(tmp_path, clock):
+def client(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(memory, "LIFT", 0.0)  # which would lift what is opened again and again in every list
     with opened(tmp_path, clock) as client:
         yield client
 
@@ -89,9 +91,10 @@ def test_a_broken_model_is_refused_and_the_one_in_use_goes_on(client, clock):
 
 
 def test_searches_kept_for_the_replay_are_learned_from_afterwards(client, clock):
+    client.learn_setting("weights")
     client.trials.begin(model(client, length=8.0), "a friend")
     live(client, clock, 20)
-    assert client.status().learned_from == 0
+    assert client.rows.own_model() is None
     assert client.status().impressions == {"closed": 19, "opened": 1}
     stop(client)
     clock.wait(60)
@@ -107,7 +110,6 @@ def test_mixed_lists_teach_nothing(client, clock):
     clock.wait(60)
     found = client.search("orchard")
     assert client.rows.get(found.impression).kind == "interleaved"
-    assert not found.teaches
     weights = client.rows.model()[1]
     client.open_document(found.impression, 4)
     assert client.shown(found.impression, 2).results
@@ -133,3 +135,73 @@ def test_what_is_no_model_is_refused(client, weights):
     with pytest.raises(SearchError, match="finite weights"):
         client.trials.begin(weights, "nobody")
     assert client.status().trial is None
+
+
+def follow(client, clock, want, times):
+    """Open the longest or the shortest document of every list; returns whether the engine was returned to."""
+    for number in range(times):
+        found = client.search(f"orchard {FRUIT[number % 10]}")
+        chosen = want(found.results, key=lambda result: len(client.pages.document(result.id).text))
+        client.open_document(found.impression, chosen.position)
+        clock.wait(60)
+        client.search("nothing")
+        clock.wait(60)
+        if client.store.one("SELECT 1 FROM models WHERE fate = ?", trial_module.WORSE):
+            return True
+    return False
+
+
+def use(client, weights):
+    with client.store.writing():
+        client.store.set(model=client.rows.new_model(0.0, "a friend", weights))
+
+
+def test_a_model_that_loses_against_the_engine_is_given_up(client, clock, monkeypatch):
+    monkeypatch.setattr(trial_module, "SHARE", 0.5)
+    bad = model(client, length=-8.0)
+    use(client, bad)
+    used = client.rows.model()[0]
+    assert follow(client, clock, max, 200)
+    np.testing.assert_array_equal(client.rows.model()[1], client.features.start())
+    wins, losses = client.trials.against_engine(used)
+    assert wins >= np.log(1 / Gate().level) / np.log(1 + Gate().stake)
+    assert losses == 0
+    lists = client.status().kinds_of_lists
+    follow(client, clock, max, 20)
+    assert client.status().kinds_of_lists.get("interleaved") == lists["interleaved"]  # the engine has no opponent
+
+
+def test_a_model_that_wins_against_the_engine_stays(client, clock, monkeypatch):
+    monkeypatch.setattr(trial_module, "SHARE", 0.5)
+    use(client, model(client, length=8.0))
+    used = client.rows.model()[0]
+    assert not follow(client, clock, max, 60)
+    assert client.rows.model()[0] == used
+    wins, losses = client.trials.against_engine(used)
+    assert wins == 0 < losses
+
+
+def test_by_default_a_tenth_of_the_lists_has_the_engine_as_opponent(client, monkeypatch):
+    monkeypatch.undo()
+    drawn = [client.trials.opponent(number) for number in range(1_000)]
+    others = [one for one in drawn if one is not None]
+    assert 60 < len(others) < 140
+    assert {one.id for one in others} == {trial_module.ENGINE}
+    np.testing.assert_array_equal(others[0].weights, client.features.start())
+
+
+def test_own_learning_is_tried_before_it_is_used_and_begins_anew_after_a_trial(client, clock, monkeypatch):
+    monkeypatch.setattr(trial_module, "OWN_SEARCHES", 10)
+    client.learn_setting("weights")
+    in_use, before = client.rows.model()
+    live(client, clock, 12)
+    assert client.trials.phase == "replay"
+    (id, own, learned), trial = client.rows.own_model(), client.trials.on_trial()
+    assert trial.id != id
+    assert learned == 10
+    np.testing.assert_array_equal(trial.weights, own)
+    assert (own != before).any()
+    np.testing.assert_array_equal(client.rows.model()[1], before)
+    assert client.rows.model()[0] == in_use
+    stop(client)
+    assert client.rows.own_model() is None

@@ -396,7 +396,7 @@ def test_pages_filters_and_dates(page: ServedPage, browser: httpx.Client) -> Non
     assert text.count("<li>") == 1
     assert 'value="2020-01-05"' in text
     assert 'value="2020-01-07"' in text
-    assert "do not change the order" in text
+    assert "is remembered" in text
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text.partition("section class")[2]))
     assert {name: hidden[name] for name in ("q", "kind", "since", "until", "sort")} == {
         "q": "kraken", "kind": "", "since": "2020-01-05", "until": "2020-01-07", "sort": "date",
@@ -443,10 +443,10 @@ def test_the_order_is_one_click_away(page: ServedPage, browser: httpx.Client) ->
     assert page.client.settings.order == "engine"
     text = browser.get(where).text
     assert re.search(r'value="engine" class="plain chosen"', text)
-    assert "do not change the order" in text
+    assert "is remembered" in text
     assert [one.engine_position for one in page.client.why(int(where.split("/")[-1]))] == list(range(10))
-    assert "Clicks on results improve the order" not in browser.get("/").text
-    assert "The order is set to <em>engine</em>: clicks are recorded but do not change it" in browser.get("/").text
+    assert "moves up" not in browser.get("/").text
+    assert "The order is set to <em>engine</em>: clicks are recorded" in browser.get("/").text
     assert browser.post("/order", data={"order": "drawn"}).headers["location"] == "/status?note=order"
     assert page.client.settings.order == "drawn"
 

@@ -196,18 +196,23 @@ def search_forget(
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
 def search_learn(
     setting: Annotated[
-        str, typer.Argument(metavar="on|off|reset", help="on; off (nothing is recorded); or reset (the initial model).")
+        str,
+        typer.Argument(
+            metavar="on|weights|off|reset",
+            help="on (remember what is opened); weights (also learn a model); off (nothing is recorded); or reset.",
+        ),
     ],
     folder: Home = None,
 ) -> None:
     """Turn learning from clicks on or off, or reset the model."""
     said = {
-        "on": "Learning is on: queries and clicks are recorded on this device, and the model learns from them.",
+        "on": "Learning is on: queries and clicks are recorded on this device, and what you open moves up.",
+        "weights": "Learning is on, also of weights: close results sometimes swap; the learned model is tried first.",
         "off": "Learning is off: queries and clicks are not recorded.",
         "reset": "The model is reset. Queries and clicks stay; `fedrank search forget` deletes them.",
     }
     if setting not in said:
-        raise ValueError(f"the setting must be on, off or reset (got {setting!r}); nothing was changed")
+        raise ValueError(f"the setting must be on, weights, off or reset (got {setting!r}); nothing was changed")
     with _client(folder) as client:
         client.learn_setting(setting)  # type: ignore[arg-type]  # checked above
     print_line(said[setting])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedrank.data.text import stemmer, tokens
+from fedrank.data.text import content_words, stemmer, tokens
 from fedrank.types import Features
 
 BUCKETS = 1 << 20  # hash buckets in which documents are counted
@@ -61,9 +62,9 @@ MEANINGS = {
     "expanded bm25": "bm25 with the 30 heaviest terms of these documents at half the query's weight",
     "latent": "cosine of vectors of query and document, at least 0; 0 without vectors",
     "latent feedback": "the same with the sum of the 5 best other documents",
-    "clicked for this query": "c / (c + 1), c earlier clicks on it for this query after the first",
-    "clicked": "c / (c + 1), c earlier clicks on it for any query",
-    "opened lately": "e^(-d / 30), d days since it was opened; 0 if never",
+    "clicked for this query": "always 0: earlier clicks are a fixed rule of the search client",
+    "clicked": "always 0",
+    "opened lately": "always 0",
     "changed lately": "e^(-d / 7), d days since it changed; 0 if unknown",
     "changed this year": "e^(-d / 365)",
     "kind": "mail 1, page 1/2, file 0",
@@ -185,14 +186,16 @@ class QueryTerms:
     def __len__(self) -> int:
         return len(self.stems)
 
+    @property
+    def key(self) -> bytes:
+        """Bytes that are equal for queries with the same stems."""
+        return np.sort(self.stems).astype("<i4").tobytes()
+
 
 @dataclass(frozen=True)
 class Usage:
     """What a client knows about a candidate besides its words; days may be fractions, None: never or unknown."""
 
-    clicks_for_query: int = 0
-    clicks: int = 0
-    opened_days_ago: float | None = None
     changed_days_ago: float | None = None
     kind: str = "file"  # mail, page or file
     depth: int = 0
@@ -201,9 +204,9 @@ class Usage:
     def columns(self) -> tuple[float, ...]:
         """Features 26 to 33."""
         return (
-            self.clicks_for_query / (self.clicks_for_query + 1),
-            self.clicks / (self.clicks + 1),
-            _fading(self.opened_days_ago, 30),
+            0.0,  # what a model learned about earlier clicks lifted documents of other needs
+            0.0,
+            0.0,
             _fading(self.changed_days_ago, 7),
             _fading(self.changed_days_ago, 365),
             KINDS[self.kind],
@@ -256,6 +259,14 @@ class FeatureSet:
         """Return the terms of a query; words after the 32nd distinct one are ignored."""
         distinct = dict.fromkeys(map(self._hashed, tokens(text)))
         return QueryTerms(np.fromiter(distinct, np.int32, len(distinct))[:MAX_TERMS])
+
+    def engine_terms(self, text: str) -> dict[int, int]:
+        """Return the stems that the engine searches for, with how often each occurs, without function words.
+
+        The features are defined over all words of a query (`query`), so they and their version do not depend on this.
+        """
+        counted = Counter(map(self._hashed, content_words(text, self.stemmer)))
+        return dict([*counted.items()][:MAX_TERMS])
 
     def row(self, title: str, body: str) -> ForwardRow:
         """Return a document in the form that features are computed from."""
@@ -317,7 +328,7 @@ class FeatureSet:
         return (raw - mean) / spread
 
     def start(self) -> NDArray[np.float64]:
-        """Initial weights, which give the engine's order."""
+        """Weights that give the engine's order."""
         weights = np.zeros(len(self.names))
         weights[ENGINE] = 1.0
         return weights

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Literal
 
 from fedrank.extras import missing_extra
@@ -14,7 +15,10 @@ from fedrank.names import did_you_mean
 
 VERSION = 1  # of the rule in `tokens`; counts of different versions are not comparable
 
+STOP_WORDS = "stop_words.txt"
 _WORD = re.compile(r"\w+")
+_CONTRACTED = re.compile(r"\b\w+n['’]t\b|\b\w{1,2}['’](?=\w)|(?<=\w)['’]\w{1,2}\b")  # don't, l'eau, the dog's
+_ACRONYM = re.compile(r"\b[A-Z]{2,}\b")
 
 
 def tokens(text: str) -> list[str]:
@@ -74,3 +78,26 @@ def stemmer(language: str) -> Callable[[str], str]:
         )
     # Cached, since texts repeat their words.
     return lru_cache(maxsize=1 << 18)(Stemmer(language).stemWord)
+
+
+@cache
+def stop_words(language: str) -> frozenset[str]:
+    """Return the function words of a stemmer's language; empty if fedrank has no list for it."""
+    text = files("fedrank.data").joinpath(STOP_WORDS).read_text(encoding="utf-8")
+    lists = dict(section.split("]\n", 1) for section in text.split("\n[")[1:])
+    return frozenset(lists.get({"porter": "english", "dutch_porter": "dutch"}.get(language, language), "").split())
+
+
+def content_words(text: str, language: str) -> list[str]:
+    """Split a query into words without function words and contractions; a query of only these keeps them all.
+
+    An acronym such as US or IT stays in a query that is not all in capitals.
+
+    >>> content_words("Who doesn't need an IT invoice?", "english")
+    ['need', 'it', 'invoice']
+    """
+    stop = stop_words(language)
+    if not stop:
+        return tokens(text)
+    kept = stop if text.isupper() else stop - {word.casefold() for word in _ACRONYM.findall(text)}
+    return [word for word in tokens(_CONTRACTED.sub(" ", text)) if word not in kept] or tokens(text)

@@ -37,7 +37,7 @@ from fedrank.search.results import (
     Sort,
     UbiFiles,
 )
-from fedrank.search.settings import SearchSettings, begin, check_language, features_of
+from fedrank.search.settings import START, SearchSettings, begin, check_language, features_of
 from fedrank.search.sharing import SentRecord
 from fedrank.search.status import empty_roots, list_skipped, missing_roots, skipped_files, status_of
 from fedrank.search.store import Store
@@ -160,7 +160,7 @@ class SearchClient:
             request = Query(query, self.features.query(query), filters or Filters(), sort, self._clock())
             self._settle(request.time, searching=True)
             self.engine.catch_up()
-            found = self.engine.candidates_for(request.terms, request.filters, sort == "date")
+            found = self.engine.candidates_for(self.features.engine_terms(query), request.filters, sort == "date")
             found, rows = still_there(self.store, found)
             raw = raw_features(
                 self.store, self.features, self.vectors.encoder, request.terms, query, found, rows, request.time
@@ -170,12 +170,11 @@ class SearchClient:
 
     def _settle(self, now: float, searching: bool) -> None:
         """Update the state of all impressions, learn from closed ones, and evaluate the model on trial."""
-        self.rows.settle(now, searching, self._learns_now)
+        learning = self.settings.learns_weights
+        self.rows.settle(now, searching, learning and self.trials.phase != "replay")
         self.trials.judge()
-
-    @property
-    def _learns_now(self) -> bool:
-        return self.settings.learns and self.trials.phase != "replay"
+        if learning:
+            self.trials.try_own()
 
     def shown(self, impression: int, page: int = 1) -> Shown:
         """A page of an impression; repeated calls return the same results.
@@ -288,20 +287,24 @@ class SearchClient:
             sharing.record(self.rows, self.folder, rewrite=True)
             return gone
 
-    def learn_setting(self, setting: Literal["on", "off", "reset"]) -> None:
-        """Turn learning on or off, or reset the model. With learning off, searches and clicks are not recorded."""
-        if setting not in ("on", "off", "reset"):
-            raise SearchError(f"learn must be on, off or reset (got {setting!r})")
+    def learn_setting(self, setting: Literal["on", "off", "weights", "reset"]) -> None:
+        """Turn learning on or off, or reset the model. With learning off, searches and clicks are not recorded.
+
+        "on" remembers what was opened; "weights" also learns the weights of a model, which is then tried.
+        """
+        if setting not in ("on", "off", "weights", "reset"):
+            raise SearchError(f"learn must be on, off, weights or reset (got {setting!r})")
         with self.store.writing():
             if setting == "reset":
                 self.store.db.execute(
                     "UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed')"
                 )
-                self.rows.new_model(self._clock(), "the engine's order, after a reset", first_weights(self.features))
+                start = self.rows.new_model(self._clock(), f"{START}, after a reset", first_weights(self.features))
+                self.store.set(model=start, own_model=0)
                 if self.trials.phase:
                     self.trials.end("stopped")
             else:
-                self.store.set(learn=int(setting == "on"))
+                self.store.set(learn=int(setting != "off"), learn_weights=int(setting == "weights"))
 
     def record_for_sharing(self) -> None:
         """Update the impressions that the federation's site learns from; without a federation there are none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrank.data.live_features import FeatureSet, QueryTerms
+from fedrank.data.live_features import FeatureSet
 from fedrank.search.ingest import forgotten_name
 from fedrank.search.readers import clean
 from fedrank.search.results import ForgottenRows
@@ -17,7 +17,7 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
     """Delete the searches with this text, or all searches since a time, and their clicks."""
     if query is not None:
         text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
-        key = terms_key(features.query(text))
+        key = features.query(text).key
         ids = store.rows("SELECT id FROM impressions WHERE query = ? OR (terms = ? AND terms != x'')", text, key)
     else:
         ids = store.rows("SELECT id FROM impressions WHERE time >= ?", since)
@@ -61,8 +61,3 @@ def forget_document(store: Store, document: int) -> ForgottenRows:
             ids[ids == document] = 0
             store.db.execute("UPDATE impressions SET candidates = ? WHERE id = ?", (ids.tobytes(), id))
     return ForgottenRows(1, 0, clicks)
-
-
-def terms_key(terms: QueryTerms) -> bytes:
-    """A key that is equal for queries with the same stems."""
-    return np.sort(terms.stems).astype("<i4").tobytes()

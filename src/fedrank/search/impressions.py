@@ -3,9 +3,10 @@
     shown -> opened -> closed -> learned | discarded
     shown -> abandoned (no click within 30 minutes)        any -> forgotten (rows are deleted)
 
-Drawing and learning use the compiled loops of the simulation. The model learns only from rankings that it drew
-("pdgd"). It does not learn from a ranking that interleaves two models ("interleaved"), that was filtered, sorted or in
-a fixed order ("plain"), or that followed more than 30 searches within a minute ("fast").
+Drawing and learning use the compiled loops of the simulation. Weights are learned only from rankings that were drawn
+("pdgd"), and never in the model in use: the learned one has to pass the gate (`trial.py`). Nothing is learned from a
+ranking that interleaves two models ("interleaved"), that was not drawn ("plain"), or that followed more than 30
+searches within a minute ("fast").
 
 Features are stored as 16-bit floats, and scores are computed from the stored values, so learning uses exactly what
 was shown.
@@ -13,8 +14,10 @@ was shown.
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass, fields, replace
+from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
@@ -29,12 +32,10 @@ from fedrank.types import Features, Impression, Scores
 
 KAPPA = 0.1  # probability that the first position is drawn like the others
 LEARNER = Pdgd(rate=0.03, temperature=0.3, keep=1 - KAPPA)
+OWN_RATE = 0.003  # of a model that learns from this person alone; the k-th search for the same words has a kth of it
+ONE = np.ones(1, np.float32)  # the weight of scores that are drawn from
 STATES = ("shown", "opened", "closed", "abandoned", "learned", "discarded")
 ListKind = Literal["pdgd", "interleaved", "plain", "fast"]
-
-# Initial weight of "clicked for this query". PDGD learns slowly about documents with low scores, because they rarely
-# swap positions; a person who repeatedly opens the same document for the same words expects it to rise.
-HABIT = 3.0
 
 MINUTE, DAY = 60.0, 86_400.0
 BOUNCE = 5.0  # seconds: a click followed by an earlier return does not count
@@ -62,11 +63,12 @@ class Recorded:
     keep: float
     found: int
     candidates: NDArray[np.int64]  # ids of documents, in the engine's order; 0: forgotten
-    scores: Scores | None  # [candidates]; None for an old impression
+    scores: Scores | None  # [candidates], with what the memory of clicks added; None for an old impression
     shown: NDArray[np.int64]  # [positions]: candidates, of all pages drawn so far
     raw: NDArray[np.float16] | None  # [candidates, features], 0 .. 1
     teams: NDArray[np.int8] | None = None  # [positions] of an interleaved ranking: which model chose each (see `gate`)
-    trial: int | None = None  # the model on trial in an interleaved ranking
+    trial: int | None = None  # the other model of an interleaved ranking
+    memory: Scores | None = None  # [candidates]: what the memory of clicks added to the scores; None: nothing
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,9 @@ class Clicked:
 
 
 def first_weights(features: FeatureSet) -> NDArray[np.float64]:
-    """The initial model: the engine's order, and documents that were opened twice for the same words first."""
-    weights = features.start()
-    weights[features.names.index("clicked for this query")] = HABIT
-    return weights
+    """The initial model: the engine's score, and what the best results have in common; `start.json` has its card."""
+    found = json.loads(files("fedrank.search").joinpath("start.json").read_text(encoding="utf-8"))["weights"]
+    return np.array([found.get(name, 0.0) for name in features.names])
 
 
 def pack_features(raw: NDArray[np.float16]) -> bytes:
@@ -105,12 +106,12 @@ def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: n
     """Draw the next page from the remaining candidates, as if all pages had been drawn as one ranking.
 
     The bias towards the best document at the first position applies to the first page only. The scores of the first
-    page are used again, as the only feature of a model with weight 1, even if the model has changed.
+    page are used again, even if the model has changed.
     """
     rest = np.setdiff1d(np.arange(len(scores)), shown)
     if not len(rest):
         return rest
-    return rest[replace(learner, keep=0.0).draw(np.ones(1, np.float32), scores[rest, None].copy(), stream)[1]]
+    return rest[replace(learner, keep=0.0).draw(ONE, scores[rest, None].copy(), stream)[1]]
 
 
 def scores_of(weights: NDArray[np.float32], features: Features) -> Scores:
@@ -128,7 +129,8 @@ def warm_up(rows: ImpressionRows) -> None:
     some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
     raw = features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some), [Usage()] * 12)
     scaled, weights = rows.scaled(raw.astype(np.float16)), features.start()
-    scores, shown = LEARNER.draw(weights.astype(np.float32), scaled, stream_of(1, 0))
+    scores = scores_of(weights.astype(np.float32), scaled)
+    _, shown = LEARNER.draw(ONE, scores[:, None].copy(), stream_of(1, 0))
     draw_more(scores, shown, LEARNER, stream_of(1, 0, 2))
     LEARNER.learn(weights, Impression(scaled, scores, shown, shown == shown[1]))
 
@@ -146,15 +148,21 @@ class ImpressionRows:
         id, weights = self.store.one("SELECT id, weights FROM models WHERE id = ?", self.store.setting("model"))
         return int(id), np.frombuffer(weights, "<f8").copy()
 
-    def new_model(self, now: float, origin: str, start: NDArray[np.float64]) -> int:
-        """Add a model with these weights and make it the current one; requires a transaction."""
+    def new_model(self, now: float, origin: str, start: NDArray[np.float64], learned: int = 0) -> int:
+        """Add a model with these weights; requires a transaction."""
         blob = start.astype("<f8").tobytes()
         id = self.store.db.execute(
-            "INSERT INTO models (made, origin, features, start, weights) VALUES (?, ?, ?, ?, ?)",
-            (now, origin, self.features.version, blob, blob),
+            "INSERT INTO models (made, origin, features, start, weights, learned) VALUES (?, ?, ?, ?, ?, ?)",
+            (now, origin, self.features.version, blob, blob, learned),
         ).lastrowid
-        self.store.set(model=id)
         return int(id or 0)
+
+    def own_model(self) -> tuple[int, NDArray[np.float64], int] | None:
+        """The model that learns from this person's searches and is not in use: id, weights, searches learned from."""
+        found = self.store.one(
+            "SELECT id, weights, learned FROM models WHERE id = ?", self.store.setting("own_model", 0)
+        )
+        return None if found is None else (int(found[0]), np.frombuffer(found[1], "<f8").copy(), int(found[2]))
 
     # impressions and clicks
 
@@ -167,6 +175,7 @@ class ImpressionRows:
             "shown": one.shown.astype("u1").tobytes(),
             "raw": None if one.raw is None else pack_features(one.raw),
             "teams": None if one.teams is None else one.teams.astype("i1").tobytes(),
+            "memory": None if one.memory is None else one.memory.astype("<f4").tobytes(),
         }
         values = [blobs[name] if name in blobs else getattr(one, name) for name in _FIELDS]
         id = self.store.db.execute(f"INSERT INTO impressions ({_COLUMNS}) VALUES ({marks(values)})", values).lastrowid
@@ -241,6 +250,12 @@ class ImpressionRows:
         with self.store.writing():
             self._move("opened", "closed", closed)
             self._move("shown", "abandoned", [id for (id,) in late])
+            self.store.db.execute(
+                "UPDATE impressions SET scores = NULL, features = NULL WHERE features IS NOT NULL AND state NOT IN "
+                "('shown', 'opened') AND NOT (state = 'closed' AND kind = 'pdgd') AND id <= "
+                "(SELECT max(id) FROM impressions) - ?",
+                (KEPT,),
+            )
             return self._learn(now) if learning else self._discard(now)
 
     def _move(self, before: str, after: str, ids: list[int]) -> None:
@@ -261,23 +276,33 @@ class ImpressionRows:
         waiting = [id for (id,) in self.store.rows(_TO_LEARN)]
         if not waiting:
             return 0
-        model, master = self.model()
-        taught = 0
+        own = self.own_model()
+        if own is None:
+            _, master = self.model()
+            own = self.new_model(now, "own searches", master), master, 0
+            self.store.set(own_model=own[0])
+        model, master, taught = own
         for id in waiting:
             recorded = self.get(id)
             if (one := self.as_impression(recorded)) is not None:
-                taught += replace(LEARNER, temperature=recorded.temperature, keep=recorded.keep).learn(master, one)
-        self._move("closed", "learned", waiting)
+                learner = replace(
+                    LEARNER,
+                    rate=OWN_RATE / self._repeats(recorded),
+                    temperature=recorded.temperature,
+                    keep=recorded.keep,
+                )
+                taught += learner.learn(master, one)
+            self._move("closed", "learned", [id])
         self.store.db.execute(
-            "UPDATE models SET weights = ?, learned = learned + ? WHERE id = ?",
-            (master.astype("<f8").tobytes(), taught, model),
-        )
-        self.store.db.execute(
-            "UPDATE impressions SET scores = NULL, features = NULL WHERE features IS NOT NULL AND "
-            "state IN ('learned', 'discarded', 'abandoned') AND id <= (SELECT max(id) FROM impressions) - ?",
-            (KEPT,),
+            "UPDATE models SET weights = ?, learned = ? WHERE id = ?", (master.astype("<f8").tobytes(), taught, model)
         )
         return len(waiting)
+
+    def _repeats(self, one: Recorded) -> int:
+        """How many searches for the same words were learned from, with this one."""
+        return 1 + self.store.count(
+            "SELECT count(*) FROM impressions WHERE terms = ? AND state = 'learned' AND id < ?", one.terms, one.id
+        )
 
     def as_impression(self, one: Recorded) -> Impression | None:
         """The impression for learners, without bounced clicks; None if its features were deleted."""
@@ -286,6 +311,12 @@ class ImpressionRows:
         clicked = np.zeros(len(one.shown), bool)
         clicked[[click.position for click in self.clicks(one.id) if not click.bounced]] = True
         return Impression(self.scaled(one.raw), one.scores, one.shown, clicked)
+
+    def scores(self, weights: NDArray[np.float64], one: Recorded) -> Scores:
+        """[candidates]: the scores that a model gives in a recorded search, with the memory of clicks at that time."""
+        assert one.raw is not None
+        scores = scores_of(weights.astype(np.float32), self.scaled(one.raw))
+        return scores if one.memory is None else scores + one.memory
 
     def scaled(self, raw: NDArray[np.float16]) -> Features:
         return np.ascontiguousarray(self.features.scaled(raw.astype(np.float32)), dtype=np.float32)
@@ -297,7 +328,7 @@ _COLUMNS = ", ".join(_FIELDS).replace("raw", "features")
 
 
 def _recorded(row: tuple[Any, ...]) -> Recorded:
-    *plain, candidates, scores, shown, features, teams, trial = row
+    *plain, candidates, scores, shown, features, teams, trial, memory = row
     ids = np.frombuffer(candidates, "<i8").astype(np.int64)
     values = [
         *plain,
@@ -307,5 +338,6 @@ def _recorded(row: tuple[Any, ...]) -> Recorded:
         None if features is None else unpack_features(features, len(ids)),
         None if teams is None else np.frombuffer(teams, "i1").astype(np.int8),
         trial,
+        None if memory is None else np.frombuffer(memory, "<f4").astype(np.float32),
     ]
     return Recorded(*values)

@@ -10,14 +10,14 @@ import contextlib
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms
+from fedrank.data.live_features import FeatureSet, ForwardRows
 from fedrank.extras import missing_extra
 from fedrank.files import Locked, locked, private_folder
 from fedrank.search.results import Filters, SearchError
@@ -190,16 +190,19 @@ class Engine:
             store.db.execute("DELETE FROM removed WHERE seq <= ?", (until,))
         self._reload()
 
-    def candidates_for(self, terms: QueryTerms, filters: Filters, by_date: bool) -> Candidacy:
-        """The best candidates for the terms of a query, or the newest if `by_date`."""
+    def candidates_for(self, terms: Mapping[int, int], filters: Filters, by_date: bool) -> Candidacy:
+        """The best candidates for the stems of a query with their weights, or the newest if `by_date`."""
         query = self._tantivy.Query
         schema, occur = self._index.schema, self._tantivy.Occur
-        words = [(word, self._searcher.doc_freq("words", word)) for word in map(term, terms.stems.tolist())]
-        words = [(word, having) for word, having in words if having]
+        words = [(stem, self._searcher.doc_freq("words", term(stem))) for stem in terms]
+        words = [(stem, having) for stem, having in words if having]
         if not words:
             return Candidacy(np.empty(0, np.int64), np.empty(0), 0)
-        rare = [word for word, having in words if having <= COMMON] or [min(words, key=lambda pair: pair[1])[0]]
-        wanted = query.boolean_query([(occur.Should, query.term_query(schema, "words", word, "freq")) for word in rare])
+        rare = [stem for stem, having in words if having <= COMMON] or [min(words, key=lambda pair: pair[1])[0]]
+        parts = [(query.term_query(schema, "words", term(stem), "freq"), terms[stem]) for stem in rare]
+        wanted = query.boolean_query(
+            [(occur.Should, part if often == 1 else query.boost_query(part, float(often))) for part, often in parts]
+        )
         limits = []
         if filters.kind is not None:
             limits.append(query.term_query(schema, "kind", filters.kind, "basic"))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms, Usage
 from fedrank.search.encoder import Encoder
-from fedrank.search.forgetting import terms_key
 from fedrank.search.impressions import (
     LEARNER,
+    ONE,
     Clicked,
     ImpressionRows,
     ListKind,
@@ -27,8 +27,10 @@ from fedrank.search.impressions import (
     stream_of,
 )
 from fedrank.search.index import Candidacy
+from fedrank.search.memory import ClickMemory
 from fedrank.search.results import PAGE_SIZE, Filters, Sort
 from fedrank.search.settings import SearchSettings
+from fedrank.search.sharing import Sharing
 from fedrank.search.store import Store, marks
 from fedrank.search.trial import Trials
 
@@ -81,47 +83,22 @@ def raw_features(
         none = bytes(2 * encoder.dimensions)
         vectors = np.array([np.frombuffer(stored.get(id, none), "<f2") for id in ids], np.float32)
         query_vector = encoder([query])[0]
-    past = _past(store, terms, ids, now)
+    past = _past(store, ids, now)
     raw = features.raw(terms, rows, found.scores, store.statistics(), past, query_vector, vectors)
     return raw.astype(np.float16)
 
 
-def _past(store: Store, terms: QueryTerms, ids: Sequence[int], now: float) -> list[Usage]:
-    """Metadata and click history of the candidates."""
-    for_query = dict(
-        store.rows(
-            "SELECT document, count(*) FROM clicks JOIN impressions ON id = impression WHERE terms = ? AND NOT "
-            "bounced GROUP BY document",
-            terms_key(terms),
-        )
-    )
-    clicks = {
-        id: (times, last)
-        for id, times, last in store.rows(
-            f"SELECT document, count(*), max(time) FROM clicks WHERE document IN ({marks(ids)}) AND NOT bounced "
-            "GROUP BY document",
-            *ids,
-        )
-    }
+def _past(store: Store, ids: Sequence[int], now: float) -> list[Usage]:
+    """Metadata of the candidates; earlier clicks are no features but a rule of their own (`memory.py`)."""
     facts = {
-        id: (kind, date, depth, answered)
+        id: Usage((now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered))
         for id, kind, date, depth, answered in store.rows(
             "SELECT id, kind, date, depth, sender != '' AND EXISTS (SELECT 1 FROM written_to WHERE address = "
             f"sender) FROM documents WHERE id IN ({marks(ids)})",
             *ids,
         )
     }
-    past = []
-    for id in ids:  # the first click for a query may be accidental and is not counted
-        kind, date, depth, answered = facts[id]
-        times, last = clicks.get(id, (0, None))
-        past.append(
-            Usage(
-                max(for_query.get(id, 0) - 1, 0), times, None if last is None else (now - last) / DAY,
-                (now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered),
-            )
-        )  # fmt: skip
-    return past
+    return [facts[id] for id in ids]
 
 
 class ResultLists:
@@ -129,7 +106,7 @@ class ResultLists:
 
     def __init__(self, rows: ImpressionRows, trials: Trials) -> None:
         self.rows, self.store, self.trials = rows, rows.store, trials
-        self.settings = SearchSettings(rows.store)
+        self.settings, self.memory = SearchSettings(rows.store), ClickMemory(rows.store)
         self._unrecorded: OrderedDict[int, Recorded] = OrderedDict()
 
     def add(self, query: Query, found: Candidacy, raw: NDArray[np.float16]) -> Recorded:
@@ -140,7 +117,7 @@ class ResultLists:
             with self.store.writing():
                 self.store.set(searches=one.number + 1)
                 return replace(one, id=self.rows.add(one))
-        one = replace(one, id=UNRECORDED + secrets.randbits(32))
+        one = replace(one, id=UNRECORDED + secrets.randbits(32), state="discarded")
         self._unrecorded[one.id] = one
         if len(self._unrecorded) > MAX_UNRECORDED:
             self._unrecorded.popitem(last=False)
@@ -181,31 +158,33 @@ class ResultLists:
         return one
 
     def _make(self, query: Query, found: Candidacy, raw: NDArray[np.float16], learns: bool) -> Recorded:
-        """Create a list: drawn, interleaved or sorted."""
-        order = self.settings.order
-        kind: ListKind = "pdgd"
+        """Create a list: sorted, interleaved with another model's, or drawn if something learns from it."""
+        order, number = self.settings.order, int(self.store.setting("searches", 0))
+        model, weights = self.rows.model()
+        features, lifts = self.rows.scaled(raw), self.memory.lifts(query.terms, found.documents.tolist())
+        scores = scores_of(weights.astype(np.float32), features) + lifts
+        shown = best_order(scores)[:PAGE_SIZE]
+        kind: ListKind = "plain"
+        teams, other = None, None
         if query.filters or query.sort != "rank" or order != "drawn" or not learns:
-            kind = "plain"
+            if query.sort == "date" or order == "engine":
+                shown = np.arange(len(raw))[:PAGE_SIZE]
         elif self.rows.fast(query.time):
             kind = "fast"
-        number = int(self.store.setting("searches", 0))
-        model, master = self.rows.model()
-        features, weights = self.rows.scaled(raw), master.astype(np.float32)
-        teams, on_trial = None, self.trials.on_trial() if kind == "pdgd" else None
-        if on_trial is not None and on_trial.phase == "draft":
-            kind = "interleaved"
-            scores = scores_of(weights, features)
-            mixed = self.trials.mixed(on_trial, features, scores, number, PAGE_SIZE)
-            shown, teams = mixed.shown, mixed.team
-        elif kind == "pdgd" and len(raw):
-            scores, shown = LEARNER.draw(weights, features, stream_of(self.store.setting("chance"), number))
-        else:
-            scores = scores_of(weights, features)
-            in_order = np.arange(len(raw)) if query.sort == "date" or order == "engine" else best_order(scores)
-            shown = in_order[:PAGE_SIZE]
+        elif (other := self.trials.opponent(number)) is not None:
+            mixed = self.trials.mixed(scores, scores_of(other.weights.astype(np.float32), features) + lifts, number)
+            kind, shown, teams = "interleaved", mixed.shown, mixed.team
+        elif self._explores and len(raw):
+            kind = "pdgd"
+            _, shown = LEARNER.draw(ONE, scores[:, None].copy(), stream_of(self.store.setting("chance"), number))
         drawn = (LEARNER.temperature, LEARNER.keep) if kind == "pdgd" else (0.0, 0.0)
         return Recorded(
-            0, query.time, number, query.text, terms_key(query.terms), json.dumps(asdict(query.filters)), query.sort,
-            kind, "shown", model, *drawn, found.found, found.documents, scores, shown, raw, teams,
-            None if on_trial is None or teams is None else on_trial.id,
+            0, query.time, number, query.text, query.terms.key, json.dumps(asdict(query.filters)), query.sort, kind,
+            "shown", model, *drawn, found.found, found.documents, scores, shown, raw, teams,
+            None if other is None else other.id, lifts if lifts.any() else None,
         )  # fmt: skip
+
+    @property
+    def _explores(self) -> bool:
+        """Whether lists are drawn: if a model learns from them, here or in a federation, or if a replay needs them."""
+        return self.settings.learns_weights or self.trials.phase == "replay" or Sharing.is_there(self.store.folder)

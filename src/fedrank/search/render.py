@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 WIDE, TALL = 100.0, 10.0  # SVG units; a bar is stretched to the width of its column
 KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
 ORDERS = {  # name, meaning, what clicks do while learning is on
-    "drawn": ("learned", "The learned order; close results sometimes swap.", "Clicks improve it."),
-    "fixed": ("fixed", "The learned order, always the same.", "Clicks are recorded but do not change it."),
+    "drawn": ("learned", "What you opened before moves up; some lists are mixed with the engine's to compare.", ""),
+    "fixed": ("fixed", "The same, but never mixed.", ""),
     "engine": ("engine", "The order of the search engine.", "Clicks are recorded but do not change it."),
 }
 

@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
-from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order, scores_of
+from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order
+from fedrank.search.memory import LIFT
 from fedrank.search.results import (
     PAGE_SIZE,
     Cause,
@@ -46,7 +47,7 @@ class ResultPages:
         """A page of a list, with the clicks on it."""
         positions = range((page - 1) * PAGE_SIZE, min(page * PAGE_SIZE, len(one.shown)))
         results = self.results(one, positions, {click.position for click in clicks if not click.bounced})
-        teaches = one.kind == "pdgd" and one.state in ("shown", "opened")
+        teaches = one.state in ("shown", "opened")
         filters = Filters(**json.loads(one.filters))
         sort: Sort = "date" if one.sort == "date" else "rank"
         return Shown(
@@ -163,14 +164,19 @@ def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> t
         return ()
     _, weights = rows.model()
     features = rows.scaled(one.raw)
-    shares = weights * (features - features.mean(axis=0, keepdims=True))
-    scores = scores_of(weights.astype(np.float32), features)
+    values, shares = one.raw, weights * (features - features.mean(axis=0, keepdims=True))
+    names = rows.features.names
+    if one.memory is not None:
+        names = (*names, "opened before")
+        values = np.column_stack([values, one.memory / LIFT])
+        shares = np.column_stack([shares, one.memory - one.memory.mean()])
+    scores = rows.scores(weights, one)
     by_model = np.argsort(best_order(scores))
     explained = []
     for result, candidate in zip(results, one.shown.tolist(), strict=True):
         parts = shares[candidate]
         causes = tuple(
-            Cause(rows.features.names[f], float(one.raw[candidate, f]), float(parts[f]))
+            Cause(names[f], float(values[candidate, f]), float(parts[f]))
             for f in np.argsort(-np.abs(parts), kind="stable").tolist()
         )
         explained.append(Explained(result, float(scores[candidate]), int(by_model[candidate]), candidate, causes))

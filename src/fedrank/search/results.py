@@ -77,7 +77,7 @@ class Shown:
     candidates: int  # number of ranked documents
     results: tuple[Result, ...]
     state: str  # see `impressions.STATES`
-    teaches: bool  # whether the model learns from clicks in this list
+    teaches: bool  # whether clicks in this list are remembered
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from fedrank.search.impressions import ImpressionRows, first_weights
 from fedrank.search.results import Order, SearchError
 from fedrank.search.store import Store
 
+START = "the start weights"  # origin of the first model
+
 
 class SearchSettings:
     """The user's settings."""
@@ -25,12 +27,17 @@ class SearchSettings:
         return bool(self.store.setting("learn", 1))
 
     @property
+    def learns_weights(self) -> bool:
+        """Whether the weights of a model are learned from this person's clicks, too."""
+        return self.learns and bool(self.store.setting("learn_weights", 0))
+
+    @property
     def order(self) -> Order:
         """How results are ordered."""
         return cast(Order, self.store.setting("order", "drawn"))
 
     def set_order(self, order: Order) -> None:
-        """Set how results are ordered; the model learns only from "drawn" lists."""
+        """Set how results are ordered."""
         if order not in ("drawn", "fixed", "engine"):
             raise SearchError(f"order must be drawn, fixed or engine (got {order!r})")
         with self.store.writing():
@@ -73,7 +80,7 @@ def begin(rows: ImpressionRows, clock: Callable[[], float]) -> None:
     if store.setting("model") is None:
         with store.writing():
             if store.setting("model") is None:
-                store.set(
-                    features=features.version, language=features.stemmer, chance=secrets.randbits(62), created=clock()
-                )
-                rows.new_model(clock(), "the engine's order", first_weights(features))
+                store.set(features=features.version, language=features.stemmer)
+                if store.setting("chance") is None:
+                    store.set(chance=secrets.randbits(62), created=clock())
+                store.set(model=rows.new_model(clock(), START, first_weights(features)))

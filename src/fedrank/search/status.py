@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedrank.display import count_of
 from fedrank.ranking.gate import Team
-from fedrank.search.impressions import ImpressionRows, best_order, scores_of
+from fedrank.search.impressions import ImpressionRows, best_order
 from fedrank.search.ingest import MISSING, roots_of
 from fedrank.search.readers import clean
 from fedrank.search.results import SearchStatus, SkippedFile, Week, Weight
@@ -161,7 +161,7 @@ def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, floa
         positions = {
             "shown": clicked,
             "engine": documents,
-            "model": _positions(scores_of(weights.astype(np.float32), rows.scaled(one.raw)))[documents],
+            "model": _positions(rows.scores(weights, one))[documents],
         }
         if one.raw[:, latent].any():
             by_encoder = _positions(one.raw[:, latent].astype(np.float32))
@@ -181,7 +181,7 @@ def _positions(scores: Scores) -> NDArray[np.int64]:
 
 def interleaved(store: Store) -> dict[str, float]:
     """Wins, losses and ties of models on trial in interleaved lists, and the share of wins with a 95 % interval."""
-    counts = winners(store, "true")
+    counts = winners(store, "trial > 0")
     wins, losses, ties = counts[Team.NEW], counts[Team.OLD], counts[Team.NEITHER]
     decided = wins + losses
     if not decided + ties:

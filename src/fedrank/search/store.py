@@ -23,7 +23,7 @@ from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
-VERSION = 1
+VERSION = 2
 APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
 _OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
@@ -64,12 +64,13 @@ CREATE TABLE impressions (
     terms BLOB NOT NULL, filters TEXT NOT NULL, sort TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     model INTEGER NOT NULL, temperature REAL NOT NULL, keep REAL NOT NULL, found INTEGER NOT NULL,
     candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
-    trial INTEGER
+    trial INTEGER, memory BLOB
 );
 CREATE INDEX impressions_by_state ON impressions (state);
 CREATE INDEX impressions_by_time ON impressions (time);
 CREATE INDEX impressions_by_trial ON impressions (trial) WHERE trial IS NOT NULL;
 CREATE INDEX impressions_by_terms ON impressions (terms);
+CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT NULL;
 CREATE TABLE clicks (
     impression INTEGER NOT NULL, place INTEGER NOT NULL, document INTEGER NOT NULL, time REAL NOT NULL,
     bounced INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (impression, place)
@@ -79,6 +80,18 @@ CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, receiver TEXT NOT NULL, what TEXT NOT NULL,
     bytes INTEGER NOT NULL
 );
+"""
+
+
+# From format 1, whose model also learned features of earlier clicks. Its model and its training data end here, and the
+# start weights are used next; documents, searches and clicks stay, and clicks are remembered.
+_FROM_FORMAT_1 = """
+ALTER TABLE impressions ADD COLUMN memory BLOB;
+CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT NULL;
+UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed');
+UPDATE impressions SET scores = NULL, features = NULL;
+UPDATE models SET fate = 'stopped' WHERE fate = '' AND id = (SELECT value FROM settings WHERE name = 'trial');
+DELETE FROM settings WHERE name IN ('model', 'trial_phase')
 """
 
 
@@ -141,13 +154,13 @@ class Store:
         self.db.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
         self.db.execute("PRAGMA cache_size = -16384")
         self.db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
-        if version == 0:
+        if version < VERSION:
             with self.writing():
-                if self._pragma("user_version") == 0:  # not created by another process meanwhile
-                    for statement in _SCHEMA.split(";"):
-                        self.db.execute(statement)
-                    self.db.execute(f"PRAGMA application_id = {APPLICATION}")
-                    self.db.execute(f"PRAGMA user_version = {VERSION}")
+                version = self._pragma("user_version")  # another process may have been first
+                for statement in {0: _SCHEMA, 1: _FROM_FORMAT_1}.get(version, "").split(";"):
+                    self.db.execute(statement)
+                self.db.execute(f"PRAGMA application_id = {APPLICATION}")
+                self.db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _pragma(self, name: str) -> int:
         return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])

@@ -5,8 +5,9 @@
             lists that were shown are known, so nothing has to be estimated about them
     draft:  rankings of both models are interleaved, and clicks decide
 
-The decision uses only counts. They are computed from the database each time, so they are correct after a crash or a
-deletion.
+The engine's order stays an opponent of every model in use: a tenth of the lists interleave both, and the model is given
+up if the engine wins. Decisions use only counts. They are computed from the database each time, so they are correct
+after a crash or a deletion.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.ranking.gate import Draft, Gate, Team, team_draft
-from fedrank.search.impressions import ImpressionRows, best_order, scores_of
-from fedrank.search.results import SearchError, TrialNews
+from fedrank.search.impressions import ImpressionRows, best_order
+from fedrank.search.results import PAGE_SIZE, SearchError, TrialNews
 from fedrank.search.store import Store
 from fedrank.seeds import rng_for
-from fedrank.types import Impression
+from fedrank.types import Impression, Scores
 
 GATE = Gate()
 EFFECTIVE = 10.0  # effective sample size below which a replay cannot refuse a model: its interval is too narrow
@@ -33,6 +34,10 @@ POSITIONS = 3  # from the top that a replay looks at; weights of longer prefixes
 CLIP = 10.0  # largest weight of a recorded search
 FEWEST = 30  # recorded searches below which a replay says nothing
 CERTAIN = 1.96  # standard errors on either side of a replay's interval
+SHARE = 0.1  # of searches whose lists are interleaved with the engine's order
+ENGINE = -1  # as the other model of an interleaved list
+OWN_SEARCHES = 200  # that own learning needs before its model is tried
+WORSE = "worse than the engine"
 Phase = Literal["", "replay", "draft"]
 
 
@@ -124,8 +129,8 @@ def prefix_probabilities(
     return found
 
 
-class OnTrial(NamedTuple):
-    """The model on trial."""
+class OtherModel(NamedTuple):
+    """A model that is not in use: the one on trial, or the engine's order."""
 
     id: int
     phase: Phase
@@ -161,46 +166,58 @@ class Trials:
         found: Phase = self.store.setting("trial_phase", "")
         return found
 
-    def begin(self, weights: NDArray[np.float64], origin: str) -> None:
+    def begin(self, weights: NDArray[np.float64], origin: str, learned: int = 0) -> None:
         """Start the trial of a new model, which replaces the current one if replay and clicks show that it is better.
 
         `SearchClient.status().trial` reports the progress. A trial pauses while learning is off or the order is fixed.
+        The memory of clicks adds the same to the scores of both models, so it decides nothing.
         """
         size = len(self.rows.features.names)
         with self.store.turn:
             if self.phase:
                 raise SearchError("a model is already on trial; wait until the trial ends, or stop it")
-            used, _ = self.rows.model()
             if weights.shape != (size,) or not np.isfinite(weights).all():
                 raise SearchError(
                     f"a model for {self.rows.features.version} must have {size} finite weights (got an array of shape "
                     f"{weights.shape})"
                 )
             with self.store.writing():
-                id = self.rows.new_model(self.clock(), origin, weights)
-                self.store.set(model=used, trial=id, trial_phase="replay", trial_from=self._last())
+                id = self.rows.new_model(self.clock(), origin, weights, learned)
+                self.store.set(trial=id, trial_phase="replay", trial_from=self._last())
 
     def knows(self, origin: str) -> bool:
         """Whether a model of this origin was added before."""
         return bool(self.store.count("SELECT count(*) FROM models WHERE origin = ?", origin))
 
-    def on_trial(self) -> OnTrial | None:
+    def on_trial(self) -> OtherModel | None:
         if not (phase := self.phase):
             return None
         id = int(self.store.setting("trial"))
         (weights,) = self.store.one("SELECT weights FROM models WHERE id = ?", id)
-        return OnTrial(id, phase, np.frombuffer(weights, "<f8").copy())
+        return OtherModel(id, phase, np.frombuffer(weights, "<f8").copy())
 
-    def mixed(
-        self, model: OnTrial, features: NDArray[np.float32], scores: NDArray[np.float32], number: int, most: int
-    ) -> Draft:
-        """An interleaved list of both models."""
-        new = best_order(scores_of(model.weights.astype(np.float32), features))
-        rng = rng_for(int(self.store.setting("chance")), "draft", number)
-        return team_draft(best_order(scores), new, most, rng)
+    def opponent(self, number: int) -> OtherModel | None:
+        """The model that search `number` interleaves: the one on trial, or in a small share of searches the engine."""
+        model = self.on_trial()
+        if model is not None:
+            return model if model.phase == "draft" else None
+        if rng_for(self._chance, "opponent", number).random() >= SHARE:
+            return None
+        weights = self.rows.features.start()
+        return None if np.array_equal(self.rows.model()[1], weights) else OtherModel(ENGINE, "", weights)
+
+    def mixed(self, scores: Scores, new: Scores, number: int) -> Draft:
+        """An interleaved list of the model in use and another one."""
+        rng = rng_for(self._chance, "draft", number)
+        return team_draft(best_order(scores), best_order(new), PAGE_SIZE, rng)
+
+    @property
+    def _chance(self) -> int:
+        return int(self.store.setting("chance"))
 
     def judge(self) -> None:
         """Continue with the next phase, adopt or refuse the new model, if the recorded data suffices."""
+        self._compare_with_engine()
         model = self.on_trial()
         if model is None:
             return
@@ -224,6 +241,27 @@ class Trials:
                 self.store.set(model=model.id)
             self.end("adopted" if ruling == "adopt" else "refused by clicks")
 
+    def _compare_with_engine(self) -> None:
+        """Return to the engine's order if it has won against the model in use beyond doubt."""
+        used, _ = self.rows.model()
+        if GATE.verdict(*self.against_engine(used)) != "adopt":
+            return
+        with self.store.writing():
+            self.store.db.execute("UPDATE models SET fate = ? WHERE id = ?", (WORSE, used))
+            self.store.set(model=self.rows.new_model(self.clock(), "the engine's order", self.rows.features.start()))
+            self.store.set(own_model=0)
+
+    def against_engine(self, model: int) -> tuple[int, int]:
+        """(wins, losses) of the engine against a model while it was in use."""
+        counts = winners(self.store, "trial = ? AND model = ? AND state = 'closed'", ENGINE, model)
+        return counts[Team.NEW], counts[Team.OLD]
+
+    def try_own(self) -> None:
+        """Start the trial of the model that learned from this person, once it has learned from enough searches."""
+        own = self.rows.own_model()
+        if own is not None and own[2] >= OWN_SEARCHES and not self.phase:
+            self.begin(own[1], f"own searches until {self._last()}", own[2])
+
     def news(self) -> TrialNews | None:
         """The progress of the current trial, or the outcome of the last one."""
         id = self.store.setting("trial")
@@ -234,7 +272,7 @@ class Trials:
         kept = len(self._withheld_from_learning()) if self.phase == "replay" else 0
         return TrialNews(origin, self.phase or fate, kept, wins, losses)
 
-    def _replay(self, ids: list[int], model: OnTrial) -> Replay:
+    def _replay(self, ids: list[int], model: OtherModel) -> Replay:
         recorded, scores = [], []
         for id in ids:
             one = self.rows.get(id)
@@ -242,7 +280,7 @@ class Trials:
             if impression is not None and len(one.shown):
                 first = impression._replace(shown=one.shown[:10], clicked=impression.clicked[:10])
                 recorded.append(Replayed(first, one.temperature, one.keep))
-                scores.append(scores_of(model.weights.astype(np.float32), impression.features))
+                scores.append(self.rows.scores(model.weights, one))
         return replay(recorded, scores)
 
     def _withheld_from_learning(self) -> list[int]:
@@ -261,7 +299,7 @@ class Trials:
     def end(self, fate: str) -> None:
         """End the trial with this outcome; requires a transaction."""
         self.store.db.execute("UPDATE models SET fate = ? WHERE id = ?", (fate, self.store.setting("trial")))
-        self.store.set(trial_phase="")
+        self.store.set(trial_phase="", own_model=0)  # own learning begins again at the model in use
 
     def _last(self) -> int:
         return self.store.count("SELECT max(id) FROM impressions")

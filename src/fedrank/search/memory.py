@@ -1,0 +1,83 @@
+"""The memory of clicks: documents that the user opened for the same or similar words move up.
+
+This is a fixed rule next to the model. A document's score rises by 6 c / (c + 1), where c sums the user's clicks on it,
+each times the likeness of its query to the present one: the share of idf that the words of both queries have in common
+(Jaccard), 0 if it is below one half. Clicks are read from the store at every search, so a forgotten or bounced click
+has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.live_features import BUCKETS, QueryTerms, WordStatistics
+from fedrank.search.store import Store, marks
+
+LIFT = 6.0  # limit of the addition to a score, in standard deviations of the engine's score within a list
+LEAST = 0.5  # likeness of queries below which a click says nothing
+
+
+@dataclass(frozen=True)
+class EarlierClicks:
+    """Clicks on one document in earlier searches for the same words."""
+
+    document: int
+    query: str  # as it was last written
+    time: float  # of the last click
+    clicks: int
+    likeness: float  # of its words to those of the present query, 0.5 .. 1
+
+
+class ClickMemory:
+    """What the clicks in a store say about the documents of a new search."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def lifts(self, terms: QueryTerms, documents: Sequence[int]) -> NDArray[np.float32]:
+        """[documents]: the addition to each score; 0 without earlier clicks."""
+        counts = dict.fromkeys(documents, 0.0)
+        for one in self.reasons(terms, documents):
+            counts[one.document] += one.clicks * one.likeness
+        c = np.fromiter(counts.values(), np.float64, len(counts))
+        return (LIFT * c / (c + 1)).astype(np.float32)
+
+    def reasons(
+        self, terms: QueryTerms, documents: Sequence[int], before: int | None = None
+    ) -> tuple[EarlierClicks, ...]:
+        """The earlier clicks that lift these documents, the most similar queries first; `before`: an impression."""
+        rows: list[Any] = self.store.rows(
+            "SELECT document, terms, query, max(clicks.time), count(*) FROM clicks JOIN impressions ON id = impression "
+            f"WHERE document IN ({marks(documents)}) AND NOT bounced AND (? IS NULL OR impression < ?) "
+            "GROUP BY document, terms",
+            *documents, before, before,
+        )  # fmt: skip
+        like = likeness(terms, [row[1] for row in rows], self.store.statistics())
+        found = [
+            EarlierClicks(document, query, time, clicks, float(similar))
+            for (document, _, query, time, clicks), similar in zip(rows, like, strict=True)
+            if similar >= LEAST
+        ]
+        return tuple(sorted(found, key=lambda one: (-one.likeness, -one.clicks, one.document)))
+
+
+def likeness(terms: QueryTerms, others: Sequence[bytes], statistics: WordStatistics) -> NDArray[np.float64]:
+    """[others]: idf of the words that two queries share / idf of the words of either; `others` are keys of queries."""
+    stems = np.frombuffer(b"".join(others), "<i4")
+    query = np.repeat(np.arange(len(others)), [len(key) // 4 for key in others])
+    idf = _idf(stems, statistics)
+    whole = np.bincount(query, idf, len(others))
+    shared = np.bincount(query, idf * np.isin(stems, terms.stems), len(others))
+    either = whole + _idf(terms.stems, statistics).sum() - shared
+    found: NDArray[np.float64] = np.divide(shared, either, out=np.zeros(len(others)), where=either > 0)
+    return found
+
+
+def _idf(stems: NDArray[np.int32], statistics: WordStatistics) -> NDArray[np.float64]:
+    having = np.minimum(statistics.frequencies[stems & (BUCKETS - 1)], statistics.documents)
+    return np.where(having > 0, np.log1p((statistics.documents - having + 0.5) / (having + 0.5)), 0.0)

@@ -1,0 +1,112 @@
+"""The memory of clicks: what was opened for these words, or for similar ones, moves up; nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrank.data.live_features import LIVE_1
+from fedrank.search.lists import ResultLists
+from fedrank.search.memory import LIFT, ClickMemory, likeness
+from fedrank.search.trial import Trials
+from tests.search.made_up import Clock
+from tests.search.stored import candidates, query, stored
+
+TEXTS = ["roof invoice", "roof repair", "train ticket", "train to Lisbon", "sourdough bread", "choir", "choir concert"]
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def lists(tmp_path, clock):
+    rows = stored(tmp_path, TEXTS)
+    yield ResultLists(rows, Trials(rows, clock))
+    rows.store.close()
+
+
+@pytest.fixture
+def memory(lists):
+    return ClickMemory(lists.store)
+
+
+def click(lists, clock, text, document, times=1):
+    for _ in range(times):
+        one = lists.add(query(text, clock), *candidates(len(TEXTS)))
+        position = int(np.flatnonzero(one.candidates[one.shown] == document)[0])
+        lists.rows.click(one.id, position, document, clock())
+        clock.wait(60)
+    return one
+
+
+def lifts(memory, text):
+    return memory.lifts(LIVE_1.query(text), range(1, len(TEXTS) + 1)).tolist()
+
+
+def test_clicks_for_the_same_words_lift_more_and_more(lists, clock, memory):
+    assert not any(lifts(memory, "roof invoice"))
+    for times in (1, 2, 3):
+        click(lists, clock, "the roof invoice", 2)
+        found = lifts(memory, "the roof invoice")
+        assert found[1] == pytest.approx(LIFT * times / (times + 1))
+        assert sum(found) == found[1]
+
+
+def test_similar_words_lift_less_and_other_words_not_at_all(lists, clock, memory):
+    click(lists, clock, "roof invoice", 1)
+    similar = likeness(LIVE_1.query("roof invoice copy"), [LIVE_1.query("roof invoice").key], lists.store.statistics())
+    assert similar == pytest.approx(1)  # no document has "copy": it has no weight
+    [half] = likeness(LIVE_1.query("roof invoice train"), [LIVE_1.query("roof invoice").key], lists.store.statistics())
+    assert 0.5 < half < 1
+    assert lifts(memory, "roof invoice train")[0] == pytest.approx(LIFT * half / (half + 1))
+    [little] = likeness(LIVE_1.query("roof train choir"), [LIVE_1.query("roof").key], lists.store.statistics())
+    assert 0 < little < 0.5
+    for other in ("choir concert", "roof train choir", "zebra", ""):
+        assert not any(lifts(memory, other))
+
+
+def test_likeness_by_hand(lists):
+    """Seven documents: roof, train and choir are in two, all others in one."""
+    two, one = (np.log1p((7 - n + 0.5) / (n + 0.5)) for n in (2, 1))
+    keys = [LIVE_1.query(text).key for text in ("roof invoice", "invoice roof roof", "invoice", "choir", "")]
+    found = likeness(LIVE_1.query("roof invoice"), keys, lists.store.statistics())
+    np.testing.assert_allclose(found, [1, 1, one / (one + two), 0, 0])
+
+
+def test_a_bounced_or_forgotten_click_lifts_nothing(lists, clock, memory):
+    one = click(lists, clock, "choir concert", 7)
+    lists.rows.bounce(one.id, int(np.flatnonzero(one.candidates[one.shown] == 7)[0]))
+    assert not any(lifts(memory, "choir concert"))
+    click(lists, clock, "choir concert", 7)
+    assert any(lifts(memory, "choir concert"))
+    with lists.store.writing():
+        lists.store.db.execute("DELETE FROM clicks")
+    assert not any(lifts(memory, "choir concert"))
+
+
+def test_the_reasons_name_the_earlier_queries(lists, clock, memory):
+    click(lists, clock, "roof invoice", 1, times=2)
+    last = click(lists, clock, "Invoice roof train", 1)
+    found = memory.reasons(LIVE_1.query("roof invoice"), [1, 2, 3])
+    assert [(one.document, one.query, one.clicks) for one in found] == [
+        (1, "roof invoice", 2), (1, "Invoice roof train", 1),
+    ]  # fmt: skip
+    assert found[0].likeness == 1 > found[1].likeness > 0.5
+    assert found[1].time == clock() - 60
+    assert memory.reasons(LIVE_1.query("roof invoice"), [1, 2, 3], before=last.id) == (replace(found[0]),)
+
+
+def test_a_list_shows_what_was_opened_first_and_records_the_lift(lists, clock):
+    click(lists, clock, "choir", 6, times=3)
+    found, raw = candidates(len(TEXTS))
+    one = lists.get(lists.add(query("choir", clock), found, raw).id)
+    assert one.candidates[one.shown[0]] == 6
+    assert one.memory is not None
+    assert one.memory.tolist() == pytest.approx([0, 0, 0, 0, 0, LIFT * 3 / 4, 0])
+    other = lists.get(lists.add(query("bread", clock), found, raw).id)
+    assert other.memory is None
+    np.testing.assert_allclose(one.scores - one.memory, other.scores, rtol=1e-6)
