@@ -158,7 +158,7 @@ def cell(name: str, caller: str, reader: str, seed: int, half: int) -> dict[str,
                 for arm, order in orders.items()
             }
 
-        for number in range(1, LOOKS[-1] + 1):
+        for number in range(1, max(LOOKS) + 1):
             need = int(rng.choice(searched, p=popularity / popularity.sum()))
             query = collection.queries[need] if rng.random() < 1 / 3 else fewer_words(collection.queries[need], rng)
             documents = callers.first(caller, query)

@@ -14,7 +14,7 @@ from fedrank.search.rerank.passages import (
     MIN_BACKGROUND,
     OWN,
     START,
-    Background,
+    PassageStatistics,
     Hasher,
     describe,
     likeness,
@@ -24,7 +24,7 @@ from fedrank.search.rerank.trial import (
     ENOUGH,
     LEVEL,
     MOST,
-    Outcome,
+    ArmOutcome,
     difference,
     evidence,
     flipped,
@@ -51,7 +51,7 @@ def words_of(texts):
 def test_columns_against_an_oracle():
     """BM25 and the centroid, recomputed with dictionaries of stems."""
     hasher, words = words_of(TEXTS)
-    many = Background.empty()
+    many = PassageStatistics.empty()
     many.add(words * MIN_BACKGROUND)  # enough that the list itself is not added
     query = "asthma inhaler weather"
     found = describe(hasher.query(query), words, many)
@@ -95,7 +95,7 @@ def test_columns_against_an_oracle():
 def test_a_missing_signal_counts_as_average_and_is_named():
     hasher, words = words_of(TEXTS)
     signals = {"date": np.array([1.0, np.nan, 3.0, np.nan, 2.0])}
-    found = describe(hasher.query("asthma"), words, Background.empty(), signals)
+    found = describe(hasher.query("asthma"), words, PassageStatistics.empty(), signals)
     assert found.names == (*OWN, "date")
     np.testing.assert_allclose(found.table[:, 3], [-(1.5**0.5), 0, 1.5**0.5, 0, 0])
     assert found.missing == {"date": 2}
@@ -109,7 +109,7 @@ def test_equal_or_absent_values_are_zero(values):
 
 def test_a_query_without_words():
     hasher, words = words_of(TEXTS)
-    found = describe(hasher.query("?!"), words, Background.empty())
+    found = describe(hasher.query("?!"), words, PassageStatistics.empty())
     assert not found.table[:, 1].any()
     assert not found.absolute.any()
 
@@ -123,7 +123,7 @@ def test_hashes_depend_on_the_key_and_on_lengths():
 
 def test_frequencies_count_a_passage_once_per_word():
     _, words = words_of(["a a a b", "b c"])
-    background = Background.empty()
+    background = PassageStatistics.empty()
     background.add(words)
     background.add([])
     assert (background.passages, background.words, background.frequencies.sum()) == (2, 6, 4)
@@ -134,7 +134,7 @@ def test_frequencies_count_a_passage_once_per_word():
 
 def test_memory_by_hand():
     """Two words of three are shared; with equal idf the likeness is 2/4, which counts by half."""
-    memory, background = UseMemory(), Background.empty()
+    memory, background = UseMemory(), PassageStatistics.empty()
     one, other = np.array([1, 2, 3], np.int32), np.array([1, 2, 4], np.int32)
     memory.add(one, b"used", 2, 0)
     memory.add(one, b"unused", 0, 1)
@@ -151,8 +151,8 @@ def test_memory_is_bounded(monkeypatch):
     for number in range(5):
         memory.add(np.array([number], np.int32), b"d", 1, 0)
     assert len(memory) == 3
-    assert not memory.lift(np.array([0], np.int32), [b"d"], Background.empty()).any()
-    assert memory.lift(np.array([4], np.int32), [b"d"], Background.empty()) > 0
+    assert not memory.lift(np.array([0], np.int32), [b"d"], PassageStatistics.empty()).any()
+    assert memory.lift(np.array([4], np.int32), [b"d"], PassageStatistics.empty()) > 0
     assert MAX_QUERIES > 1000
 
 
@@ -246,15 +246,15 @@ def test_value_by_hand():
 def test_evidence_by_hand():
     """One request of the first arm with value 1: the bet on 0.5 · (1 - 0.5) / 0.5 = 0.5 of each stake."""
     stakes = (0.05, 0.1, 0.2, 0.4)
-    assert evidence([Outcome(1.0, True)]) == pytest.approx(math.log(np.mean([1 + 0.5 * stake for stake in stakes])))
-    assert evidence([Outcome(1.0, False)]) == pytest.approx(math.log(np.mean([1 - 0.5 * stake for stake in stakes])))
+    assert evidence([ArmOutcome(1.0, True)]) == pytest.approx(math.log(np.mean([1 + 0.5 * stake for stake in stakes])))
+    assert evidence([ArmOutcome(1.0, False)]) == pytest.approx(math.log(np.mean([1 - 0.5 * stake for stake in stakes])))
     assert evidence([]) == 0
 
 
 def simulated(rng, gap, count, share=0.5):
     first = rng.random(count) < share
     values = np.clip(rng.beta(1, 1, count) * 0.8 + np.where(first, gap, 0.0), 0, 1)
-    return [Outcome(float(value), bool(one)) for value, one in zip(values, first, strict=True)]
+    return [ArmOutcome(float(value), bool(one)) for value, one in zip(values, first, strict=True)]
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
@@ -274,14 +274,14 @@ def test_a_worse_model_is_refused_and_a_better_one_adopted():
     assert judge(simulated(rng, 0.15, ENOUGH)) == "adopt"
     assert judge(simulated(rng, 0.15, ENOUGH - 1)) == "continue"
     slightly = [
-        Outcome(0.5 + 0.4 * (-1) ** (number // 2) - 0.04 * (number % 2), number % 2 == 1) for number in range(MOST)
+        ArmOutcome(0.5 + 0.4 * (-1) ** (number // 2) - 0.04 * (number % 2), number % 2 == 1) for number in range(MOST)
     ]
     assert judge(slightly[:-1]) == "continue"  # worse than the margin, and not yet significant
     assert judge(slightly) == "refuse"
 
 
 def test_difference_and_flip():
-    outcomes = [Outcome(1.0, True), Outcome(0.0, True), Outcome(0.0, False), Outcome(0.0, False)]
+    outcomes = [ArmOutcome(1.0, True), ArmOutcome(0.0, True), ArmOutcome(0.0, False), ArmOutcome(0.0, False)]
     found = difference(outcomes)
     assert (found.difference, found.requests, found.means) == (0.5, (2, 2), (0.5, 0.0))
     assert found.low < 0.5 < found.high
@@ -295,12 +295,12 @@ def test_difference_and_flip():
 PASSAGES = [
     "The inhaler should be shaken well before each use by the patient.",
     "Weather in the north is often wet and cold in November.",
-    "The inhaler should be shaken well before each use by the patient. Store it below 30 degrees in a dry place.",
+    "The inhaler should be shaken well before each use by the patient. RerankStore it below 30 degrees in a dry place.",
 ]
 
 
 def test_citations_and_spans():
-    answer = "Store it below 30 degrees in a dry place [3]. Rain is likely [2]."
+    answer = "RerankStore it below 30 degrees in a dry place [3]. Rain is likely [2]."
     found = used_passages(answer, PASSAGES)
     assert [(one.index, one.cited, one.supported) for one in found] == [(1, True, False), (2, True, True)]
     assert found[1].span == "store it below 30 degrees in a dry place"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.search.rerank.passages import Background, Table, likeness
+from fedrank.search.rerank.passages import PassageStatistics, Table, likeness
 
 WEIGHT = 10.0
 SIMILAR = 0.5  # smallest likeness of two queries that counts
@@ -50,7 +50,7 @@ class UseMemory:
             for stem in self._known.pop(oldest).stems.tolist():
                 self._with[stem].discard(oldest)
 
-    def lift(self, stems: NDArray[np.int32], passages: Sequence[bytes], background: Background) -> Table:
+    def lift(self, stems: NDArray[np.int32], passages: Sequence[bytes], background: PassageStatistics) -> Table:
         """[passages]: 10 · c / (c + u + 1), with c uses and u non-uses, each times the likeness of its query."""
         counts = np.zeros((len(passages), 2))
         place = {digest: index for index, digest in enumerate(passages)}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.text import stemmer, tokens
+from fedrank.data.text import content_words, stemmer, tokens
 
 BUCKETS = 1 << 18  # hash buckets in which passages are counted
 MAX_WORDS = 4096  # words of a passage that count
@@ -44,7 +44,7 @@ class Hasher:
     """Hashes texts with a secret key, so stored words and digests mean nothing without it."""
 
     def __init__(self, key: bytes, language: str = "english") -> None:
-        self._key = key
+        self._key, self._language = key, language
         stem = (lambda word: word) if language == "none" else stemmer(language)
         self._word = lru_cache(maxsize=1 << 18)(lambda word: self._hash_word(stem(word)))
         self._passages: OrderedDict[bytes, Words] = OrderedDict()
@@ -63,8 +63,9 @@ class Hasher:
         return made.digest()
 
     def query(self, text: str) -> NDArray[np.int32]:
-        """The distinct stems of a query, ascending; words after the first 64 distinct ones do not count."""
-        distinct = list(dict.fromkeys(map(self._word, tokens(text)[:MAX_WORDS])))[:MAX_TERMS]
+        """The distinct stems of a query without function words, ascending; at most 64 count."""
+        words = content_words(text, self._language)[:MAX_WORDS]
+        distinct = list(dict.fromkeys(map(self._word, words)))[:MAX_TERMS]
         return np.array(sorted(distinct), np.int32)
 
     def passage(self, text: str, digest: bytes) -> Words:
@@ -82,7 +83,7 @@ class Hasher:
 
 
 @dataclass
-class Background:
+class PassageStatistics:
     """Word statistics of all passages of a tenant."""
 
     passages: int
@@ -90,7 +91,7 @@ class Background:
     frequencies: NDArray[np.int32]  # [BUCKETS]: passages with a word of this bucket
 
     @classmethod
-    def empty(cls) -> Background:
+    def empty(cls) -> PassageStatistics:
         return cls(0, 0, np.zeros(BUCKETS, np.int32))
 
     def add(self, passages: Sequence[Words]) -> None:
@@ -142,7 +143,7 @@ def standardised(values: Table) -> Table:
 def describe(
     query: NDArray[np.int32],
     passages: Sequence[Words],
-    background: Background,
+    background: PassageStatistics,
     signals: Mapping[str, Table] | None = None,
 ) -> Features:
     """Features of passages (at least one) in the caller's order; `signals` are its own numbers, NaN where missing."""
@@ -152,7 +153,7 @@ def describe(
     counts = np.concatenate([one.counts for one in passages]).astype(np.float64)
     lengths = np.array([one.length for one in passages], np.float64)
     if background.passages < MIN_BACKGROUND:
-        background = Background(background.passages, background.words, background.frequencies.copy())
+        background = PassageStatistics(background.passages, background.words, background.frequencies.copy())
         background.add(passages)
     idf = background.idf(query)
     place = np.searchsorted(query, stems)

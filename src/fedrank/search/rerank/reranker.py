@@ -27,12 +27,12 @@ from fedrank.files import locked
 from fedrank.search.rerank import learning
 from fedrank.search.rerank.memory import UseMemory
 from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, Words, describe
-from fedrank.search.rerank.store import DAY, Request, RerankError, Store, StoredModel, folder_key
+from fedrank.search.rerank.store import DAY, Request, RerankError, RerankStore, StoredModel, folder_key
 from fedrank.search.rerank.trial import (
     LEVEL,
     SETTLED,
     Difference,
-    Outcome,
+    ArmOutcome,
     difference,
     evidence,
     flipped,
@@ -123,7 +123,7 @@ class Reranker:
         with contextlib.ExitStack() as closing:
             self._hasher = Hasher(folder_key(self.folder), language)
             closing.enter_context(locked(self.folder / "rerank.lock", f"the reranker in {self.folder}"))
-            self._store = Store(self.folder)
+            self._store = RerankStore(self.folder)
             closing.callback(self._store.close)
             self._closing = closing.pop_all()
         self._turn = threading.RLock()
@@ -355,13 +355,13 @@ class Reranker:
                     self._store.put(off=1)
             self._model, self._off = None, self._model is None
 
-    def _outcomes(self, which: str, first: str, now: float, *values: Any) -> list[Outcome]:
+    def _outcomes(self, which: str, first: str, now: float, *values: Any) -> list[ArmOutcome]:
         """Values of requests that can no longer change, in their order."""
         rows = self._store.db.execute(
             f"SELECT coalesce(outcome, 0.0), arm FROM requests WHERE {which} AND time <= ? ORDER BY number",
             (*values, now - SETTLED),
         )
-        return [Outcome(value, arm == first) for value, arm in rows]
+        return [ArmOutcome(value, arm == first) for value, arm in rows]
 
     def _refit(self, now: float) -> None:
         names, examples = self._examples()

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.files import private_folder, read_bytes, write_atomic
-from fedrank.search.rerank.passages import BUCKETS, Background, Words
+from fedrank.search.rerank.passages import BUCKETS, PassageStatistics, Words
 
 VERSION = 1
 APPLICATION = 0x6672_7272  # "frrr": SQLite application id
@@ -98,7 +98,7 @@ def folder_key(folder: Path) -> bytes:
     return key
 
 
-class Store:
+class RerankStore:
     """The database of one tenant. Hold `turn` for several steps that belong together."""
 
     def __init__(self, folder: Path) -> None:
@@ -164,14 +164,14 @@ class Store:
 
     # word statistics
 
-    def _read_background(self) -> Background:
+    def _read_background(self) -> PassageStatistics:
         blob = self.get("frequencies")
         if blob is None:
-            return Background.empty()
+            return PassageStatistics.empty()
         frequencies = np.frombuffer(blob, "<i4").astype(np.int32)
         if len(frequencies) != BUCKETS:
             raise RerankError(f"word statistics of {self.folder} are damaged; restore {FILE} from a backup")
-        return Background(int(self.get("passages", 0)), int(self.get("words", 0)), frequencies)
+        return PassageStatistics(int(self.get("passages", 0)), int(self.get("words", 0)), frequencies)
 
     def count_passages(self, digests: Sequence[bytes], words: Sequence[Words], now: float) -> None:
         """Add passages that were not seen before to the statistics; call it within `writing`."""
@@ -195,7 +195,7 @@ class Store:
             )
 
     def forget_background(self) -> None:
-        self.background, self._unwritten = Background.empty(), 0
+        self.background, self._unwritten = PassageStatistics.empty(), 0
 
     # requests and feedback
 

@@ -22,7 +22,7 @@ MOST = 1_200  # requests of a trial, after which a model that did worse is refus
 SETTLED = 3_600.0  # seconds after which a request counts, with or without feedback
 
 
-class Outcome(NamedTuple):
+class ArmOutcome(NamedTuple):
     """The value of one request, from 0 to 1, and whether it was in the first of two arms."""
 
     value: float
@@ -37,7 +37,7 @@ def value_of(shown: Sequence[int], used: Iterable[int]) -> float:
     return sum(gains) / best if best else 0.0
 
 
-def evidence(outcomes: Sequence[Outcome], share: float = 0.5) -> float:
+def evidence(outcomes: Sequence[ArmOutcome], share: float = 0.5) -> float:
     """Logarithm of the wealth of a bet that the first arm, with this share of requests, is better.
 
     The running mean of earlier values is subtracted, which leaves the expectation of a difference unchanged and lowers
@@ -54,12 +54,12 @@ def evidence(outcomes: Sequence[Outcome], share: float = 0.5) -> float:
     return float(np.logaddexp.reduce(bets)) - math.log(len(STAKES))
 
 
-def flipped(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def flipped(outcomes: Iterable[ArmOutcome]) -> list[ArmOutcome]:
     """The same with the two arms exchanged."""
-    return [Outcome(value, not first) for value, first in outcomes]
+    return [ArmOutcome(value, not first) for value, first in outcomes]
 
 
-def judge(outcomes: Sequence[Outcome]) -> Literal["adopt", "refuse", "continue"]:
+def judge(outcomes: Sequence[ArmOutcome]) -> Literal["adopt", "refuse", "continue"]:
     """Decide on a new model (the first arm, half of the requests) that predicts feedback better than the old one.
 
     It is refused as soon as there is evidence that it is worse, and adopted after ENOUGH requests if it did not do
@@ -84,7 +84,7 @@ class Difference:
     high: float
 
 
-def difference(outcomes: Sequence[Outcome]) -> Difference | None:
+def difference(outcomes: Sequence[ArmOutcome]) -> Difference | None:
     """Compare the first arm with the second; None with fewer than two requests in either."""
     arms = [np.array([one.value for one in outcomes if one.first == side]) for side in (True, False)]
     if min(map(len, arms)) < 2:
