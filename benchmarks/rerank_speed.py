@@ -2,7 +2,7 @@
 
     python -m benchmarks.rerank_speed [--requests 200]
 
-CPU time of the process, so that other programs do not count; wall time over HTTP. Cached: the same passages
+CPU time of the process, which excludes other programs; wall time over HTTP. Cached: the same passages
 again. Cold: passages that were never seen. For comparison, the same passages scored by bm25s, index included.
 """
 

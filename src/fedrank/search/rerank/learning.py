@@ -38,7 +38,7 @@ class Example:
 
 
 def is_due(feedbacks: int, fitted: int) -> bool:
-    """Whether so many requests with feedback call for a refit, when the last one had `fitted`."""
+    """Whether a refit is due with this number of requests with feedback; the last one had `fitted`."""
     step = FIRST_REFIT
     while step <= fitted:
         step *= 2

@@ -31,8 +31,8 @@ from fedrank.search.rerank.store import DAY, Request, RerankError, RerankStore, 
 from fedrank.search.rerank.trial import (
     LEVEL,
     SETTLED,
-    Difference,
     ArmOutcome,
+    Difference,
     difference,
     evidence,
     flipped,
@@ -523,7 +523,7 @@ def _scores(absolute: Table) -> Table:
     """Scores by place: strictly between 0 and 1 and strictly falling.
 
     The k-th place gets the k-th largest probability that a passage of this list is relevant, judged by its text alone.
-    So scores have the same distribution whatever the model is, and a threshold keeps its meaning after a refit.
+    So the distribution of scores does not depend on the model, and a threshold keeps its meaning after a refit.
     """
     bias, slope = CALIBRATION
     probability = 1 / (1 + np.exp(-(bias + slope * np.sort(absolute)[::-1])))
