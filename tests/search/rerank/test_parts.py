@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedrank.data.text import stemmer, tokens
+from fedrank.data.text import content_stems, stemmer, tokens
 from fedrank.search.rerank.learning import PENALTY, Example, is_due, refit
 from fedrank.search.rerank.memory import MAX_QUERIES, UseMemory
 from fedrank.search.rerank.passages import (
@@ -56,7 +56,7 @@ def test_columns_against_an_oracle():
     query = "asthma inhaler weather"
     found = describe(hasher.query(query), words, many)
     stem = stemmer("english")
-    bags = [Counter(stem(word) for word in tokens(text)) for text in TEXTS]
+    bags = [Counter(content_stems(text, "english")) for text in TEXTS]
     total = len(TEXTS) * MIN_BACKGROUND
 
     def idf(word):
@@ -122,7 +122,7 @@ def test_hashes_depend_on_the_key_and_on_lengths():
 
 
 def test_frequencies_count_a_passage_once_per_word():
-    _, words = words_of(["a a a b", "b c"])
+    _, words = words_of(["rain rain rain snow", "snow fog"])
     background = PassageStatistics.empty()
     background.add(words)
     background.add([])
@@ -295,12 +295,12 @@ def test_difference_and_flip():
 PASSAGES = [
     "The inhaler should be shaken well before each use by the patient.",
     "Weather in the north is often wet and cold in November.",
-    "The inhaler should be shaken well before each use by the patient. RerankStore it below 30 degrees in a dry place.",
+    "The inhaler should be shaken well before each use by the patient. Store it below 30 degrees in a dry place.",
 ]
 
 
 def test_citations_and_spans():
-    answer = "RerankStore it below 30 degrees in a dry place [3]. Rain is likely [2]."
+    answer = "Store it below 30 degrees in a dry place [3]. Rain is likely [2]."
     found = used_passages(answer, PASSAGES)
     assert [(one.index, one.cited, one.supported) for one in found] == [(1, True, False), (2, True, True)]
     assert found[1].span == "store it below 30 degrees in a dry place"

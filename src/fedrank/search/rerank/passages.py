@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.text import content_words, stemmer, tokens
+from fedrank.data.text import content_stems
 
 BUCKETS = 1 << 18  # hash buckets in which passages are counted
 MAX_WORDS = 4096  # words of a passage that count
@@ -45,8 +45,7 @@ class Hasher:
 
     def __init__(self, key: bytes, language: str = "english") -> None:
         self._key, self._language = key, language
-        stem = (lambda word: word) if language == "none" else stemmer(language)
-        self._word = lru_cache(maxsize=1 << 18)(lambda word: self._hash_word(stem(word)))
+        self._word = lru_cache(maxsize=1 << 18)(self._hash_word)
         self._passages: OrderedDict[bytes, Words] = OrderedDict()
 
     def _hash_word(self, stem: str) -> int:
@@ -64,7 +63,7 @@ class Hasher:
 
     def query(self, text: str) -> NDArray[np.int32]:
         """The distinct stems of a query without function words, ascending; at most 64 count."""
-        words = content_words(text, self._language)[:MAX_WORDS]
+        words = content_stems(text, self._language)[:MAX_WORDS]
         distinct = list(dict.fromkeys(map(self._word, words)))[:MAX_TERMS]
         return np.array(sorted(distinct), np.int32)
 
@@ -72,7 +71,7 @@ class Hasher:
         """The words of a passage; those of recent passages are cached."""
         found = self._passages.get(digest)
         if found is None:
-            words = tokens(text)[:MAX_WORDS]
+            words = content_stems(text, self._language)[:MAX_WORDS]
             stems, counts = np.unique(np.fromiter(map(self._word, words), np.int32, len(words)), return_counts=True)
             found = self._passages[digest] = Words(stems, counts.astype(np.int32), len(words))
             if len(self._passages) > CACHED:

@@ -12,7 +12,7 @@ from fedrank.extras import missing_extra
 from fedrank.search.rerank.api import EXTRA, make_api
 from fedrank.search.rerank.page import make_page
 from fedrank.search.rerank.tenants import Tenants
-from fedrank.web.server import ended_by_signals, listening, make_server
+from fedrank.web.server import serve_page
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,10 +29,9 @@ def serve(
         import uvicorn
     except ImportError:
         raise missing_extra("the server needs uvicorn", EXTRA) from None
-    with bound_to(host, port) as api_socket, listening(COMMAND) as (page_socket, access), ended_by_signals():
+    with bound_to(host, port) as bound:
         shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{api_socket.getsockname()[1]}"
-        page = make_server(make_page(tenants, access), access, lambda link: ready(address, link), EXTRA)
+        address = f"http://{shown}:{bound.getsockname()[1]}"
         api = uvicorn.Server(
             uvicorn.Config(
                 make_api(tenants), lifespan="off", loop="asyncio", log_level="critical", access_log=False,
@@ -40,8 +39,13 @@ def serve(
                 timeout_graceful_shutdown=5,
             )
         )  # fmt: skip
-        with _running(page, page_socket):
-            api.run(sockets=[api_socket])
+        serve_page(
+            COMMAND,
+            lambda access: make_page(tenants, access),
+            ready=lambda link: ready(address, link),
+            extra=EXTRA,
+            meanwhile=_running(api, bound),
+        )
 
 
 @contextlib.contextmanager

@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedrank.data.text import tokens
-
 SPAN = 6  # words in a row that an answer and a passage share
 MAX_ANSWER = 20_000  # words
+_WORD = re.compile(r"\w+")
 _CITATION = re.compile(r"[\[【(](\d{1,3}(?:\s*[,;]\s*\d{1,3})*)[\]】)]")
 
 
@@ -38,8 +37,8 @@ def used_passages(answer: str, passages: Sequence[str], first_number: int = 1, m
     numbers = {
         int(number) - first_number for found in _CITATION.findall(answer) for number in re.split(r"\s*[,;]\s*", found)
     }
-    said = tokens(answer)[:MAX_ANSWER]
-    texts = [tokens(passage) for passage in passages]
+    said = _words(answer)[:MAX_ANSWER]
+    texts = [_words(passage) for passage in passages]
     holders: dict[tuple[str, ...], set[int]] = {}
     for index, words in enumerate(texts):
         for run in _runs(words, min_words):
@@ -61,3 +60,7 @@ def used_passages(answer: str, passages: Sequence[str], first_number: int = 1, m
 
 def _runs(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
     return [tuple(words[place : place + size]) for place in range(len(words) - size + 1)]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
