@@ -75,6 +75,8 @@ SHORT = {
     "protect": Short(constants={"TURNS": 1, "CLIENTS": 20}),
     "aol4foltr": Short("1"),
     "read_ubi": Short("2000"),
+    "rerank": Short("--out {} --only cranfield/vector/usual", {"LOOKS": (5, 10), "NEEDS": 4}, needs="cranfield"),
+    "rerank_speed": Short("--requests 2"),
     "robust": Short(constants={"SIZES": [(10, 46)], "REPEATS": 1}),
     "rounds": Short(constants={"SHAPES": FEW_QUERIES, "ROUNDS": 20, "ROUNDS_OF_A_RUN": 40}),
     "rtk": Short("--documents 400"),

@@ -55,6 +55,7 @@ APPLICATIONS = {
     EntryPoint("deploy", "fedrank.cli.deploy:deploy_app", plugins.COMMANDS): TOGETHER,
     EntryPoint("engine", "fedrank.cli.engine:engine_app", plugins.COMMANDS): SEARCH,
     EntryPoint("search", "fedrank.cli.search:search_app", plugins.COMMANDS): SEARCH,
+    EntryPoint("rerank", "fedrank.cli.rerank:rerank_app", plugins.COMMANDS): SEARCH,
 }
 
 

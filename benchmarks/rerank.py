@@ -1,0 +1,243 @@
+"""Measure what the reranker gains over the caller's order, on judged collections with simulated readers.
+
+    python -m benchmarks.rerank --out results [--seeds 1 2] [--only cranfield/vector/usual ...] [--check]
+
+Needs the text collections in FEDRANK_DATA. The caller sends 100 passages in its order: of BM25, of a vector search
+(latent semantic indexing with 150 dimensions), or of their reciprocal rank fusion. The reader sees 5, uses relevant
+ones with probability 3/4 and others with 1/10. Needs are halved into searched and unseen ones; 1,000 requests follow a
+Zipf law over the searched needs, two thirds of them with 70 % of the words. nDCG@10 minus the caller's order; intervals
+are over queries. A cell that is in `--out` is not run again. `--check` fails if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.linalg import svds
+
+from fedrank.data.collection import Collection, load_collection
+from fedrank.data.text import stemmer, tokens
+from fedrank.files import write_atomic
+from fedrank.search.rerank import Reranker
+from fedrank.search.rerank.passages import OWN, START
+from fedrank.search.rerank.reranker import _protected, _weights
+from fedrank.seeds import rng_for
+
+COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
+CALLERS = ("bm25", "vector", "hybrid")
+READERS = {  # probability to use a relevant passage, another one; an informative signal of the caller
+    "usual": (0.75, 0.1, False),
+    "signal": (0.75, 0.1, True),
+    "false": (0.5, 0.35, False),
+    "random": (0.3, 0.3, False),
+}
+LOOKS = (50, 200, 1_000)  # requests
+SENT, SEEN, NEEDS = 100, 5, 60
+ARMS = ("start", "memory", "refit", "product", "by hand")
+
+
+class Callers:
+    """Two first-stage rankers of a collection, and their fusion."""
+
+    def __init__(self, collection: Collection) -> None:
+        stem = stemmer("english")
+        texts = [
+            f"{title} {text}".strip()
+            for title, text in zip(collection.documents.title, collection.documents.text, strict=True)
+        ]
+        words = [[stem(word) for word in tokens(text)] for text in texts]
+        self.texts = texts
+        self._place = {word: place for place, word in enumerate(sorted({word for some in words for word in some}))}
+        row = np.repeat(np.arange(len(words)), [len(some) for some in words])
+        column = np.fromiter((self._place[word] for some in words for word in some), np.int64)
+        counts = sparse.coo_matrix((np.ones(len(row)), (row, column)), (len(words), len(self._place))).tocsr()
+        counts.sum_duplicates()
+        having = np.bincount(counts.indices, minlength=counts.shape[1])
+        self._idf = np.log1p((len(words) - having + 0.5) / (having + 0.5))
+        lengths = np.asarray(counts.sum(axis=1)).ravel()
+        norm = 0.9 * (0.6 + 0.4 * lengths / lengths.mean())
+        bm25 = counts.copy()
+        bm25.data = counts.data / (counts.data + np.repeat(norm, np.diff(counts.indptr))) * self._idf[counts.indices]
+        self._bm25 = bm25
+        heavy = counts.copy()
+        heavy.data = np.log1p(counts.data) * self._idf[counts.indices]
+        u, s, vt = svds(heavy, k=min(150, min(heavy.shape) - 1), random_state=1)
+        self._terms, docs = vt.T, u * s
+        self._docs = docs / np.maximum(np.linalg.norm(docs, axis=1, keepdims=True), 1e-12)
+
+    @cache  # noqa: B019
+    def first(self, caller: str, query: str) -> np.ndarray:
+        """Documents from the best to the worst."""
+        if caller == "hybrid":
+            fused: defaultdict[int, float] = defaultdict(float)
+            for one in ("bm25", "vector"):
+                for rank, document in enumerate(self.first(one, query)):
+                    fused[int(document)] += 1 / (60 + rank)
+            return np.array(sorted(fused, key=lambda document: -fused[document])[:SENT])
+        stem = stemmer("english")
+        counts = Counter(self._place[word] for word in map(stem, tokens(query)) if word in self._place)
+        places, times = np.array(list(counts), np.int64), np.array(list(counts.values()), float)
+        if caller == "bm25":
+            scores = np.asarray(self._bm25[:, places] @ times).ravel()
+        else:
+            scores = self._docs @ ((np.log1p(times) * self._idf[places]) @ self._terms[places])
+        return np.argsort(-scores, kind="stable")[:SENT]
+
+
+@cache
+def prepared(name: str) -> tuple[Collection, Callers]:
+    collection = load_collection(name)
+    return collection, Callers(collection)
+
+
+def ndcg(order: np.ndarray, grades: dict[int, int]) -> float:
+    gains = [(2 ** grades.get(int(one), 0) - 1) / np.log2(place + 2) for place, one in enumerate(order[:10])]
+    best = sorted(grades.values(), reverse=True)[:10]
+    return sum(gains) / sum((2**grade - 1) / np.log2(place + 2) for place, grade in enumerate(best))
+
+
+def fewer_words(query: str, rng: np.random.Generator) -> str:
+    words = query.split()
+    kept = np.sort(rng.permutation(len(words))[: max(1, round(0.7 * len(words)))])
+    return " ".join(words[place] for place in kept)
+
+
+def cell(name: str, caller: str, reader: str, seed: int, half: int) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """nDCG@10 minus the caller's, by look, part (unseen, repeated, similar) and arm: one value per query."""
+    collection, callers = prepared(name)
+    relevant, other, informative = READERS[reader]
+    rng = rng_for(seed, "rerank benchmark", name, half)
+    judged = [query for query in range(len(collection.queries)) if collection.judgements(query)[1].max(initial=0) > 0]
+    chosen = rng_for(seed, "rerank needs", name).permutation(judged)[: 2 * NEEDS]
+    searched, unseen = chosen[half::2], chosen[1 - half :: 2]
+    popularity = 1.0 / np.arange(1, len(searched) + 1)
+    grades = {
+        int(query): dict(zip(*(part.tolist() for part in collection.judgements(query)), strict=True))
+        for query in chosen
+    }
+
+    def signal(need: int, documents: np.ndarray) -> dict[str, list[float]] | None:
+        if not informative:
+            return None
+        own = rng_for(seed, "rerank signal", name, int(need))
+        table = own.normal(size=len(collection.documents))
+        return {"own": [float(table[one] + (grades[int(need)].get(int(one), 0) > 0)) for one in documents]}
+
+    now, useful = [1_767_225_600.0], defaultdict(lambda: [0.0, 0.0])
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    with tempfile.TemporaryDirectory() as folder, Reranker(Path(folder, "t"), clock=lambda: now[0]) as reranker:
+
+        def evaluate(need: int, query: str) -> dict[str, float]:
+            documents = callers.first(caller, query)
+            texts, own = [callers.texts[one] for one in documents], signal(need, documents)
+            columns = {key: np.array(values) for key, values in (own or {}).items()}
+            *_, features, memory = reranker._describe(query, texts, columns)
+            fitted = ([*reranker._store.models()] or [None])[-1]
+            by_hand = features.table[:, 0] + 3 * np.array(
+                [useful[int(one)][0] / (useful[int(one)][1] + 1) for one in documents]
+            )
+            scores = {
+                "start": features.table[:, : len(OWN)] @ START,
+                "memory": features.table[:, : len(OWN)] @ START + memory,
+                "refit": features.table @ _weights(fitted, features.names) + memory,
+                "product": features.table @ _weights(reranker._model, features.names) + memory,
+                "by hand": by_hand,
+            }
+            was = ndcg(documents, grades[int(need)])
+            orders = {arm: np.argsort(-values, kind="stable") for arm, values in scores.items()}
+            return {
+                arm: ndcg(documents[order if arm == "by hand" else _protected(order)], grades[int(need)]) - was
+                for arm, order in orders.items()
+            }
+
+        for number in range(1, max(LOOKS) + 1):
+            need = int(rng.choice(searched, p=popularity / popularity.sum()))
+            query = collection.queries[need] if rng.random() < 1 / 3 else fewer_words(collection.queries[need], rng)
+            documents = callers.first(caller, query)
+            answer = reranker.rerank(
+                query, [callers.texts[one] for one in documents], SEEN, signals=signal(need, documents)
+            )
+            chance = [relevant if grades[need].get(int(documents[index]), 0) > 0 else other for index in answer.indices]
+            used = [index for index, p in zip(answer.indices, chance, strict=True) if rng.random() < p]
+            for index in answer.indices:
+                useful[int(documents[index])][0] += index in used
+                useful[int(documents[index])][1] += 1
+            events = dict.fromkeys(used, "cited") or {answer.indices[0]: "ignored"}
+            reranker.feedback(answer.id, events)
+            now[0] += 600.0
+            if number in LOOKS:
+                table: dict[str, dict[str, list[float]]] = {}
+                again = rng_for(seed, "rerank variants", name, half)
+                for part, needs, exact in (
+                    ("unseen", unseen, True),
+                    ("repeated", searched, True),
+                    ("similar", searched, False),
+                ):
+                    for one in needs:
+                        text = collection.queries[int(one)]
+                        values = evaluate(int(one), text if exact else fewer_words(text, again))
+                        for arm, value in values.items():
+                            table.setdefault(part, {}).setdefault(arm, []).append(value)
+                found[str(number)] = table
+        found["state"] = {"history": {one.state: [float(one.feedbacks)] for one in reranker.status().history}}
+    return found
+
+
+def summary(values: list[list[float]]) -> str:
+    """The mean over collections of means over queries, with its 95 % interval."""
+    means = [np.mean(some) for some in values]
+    error = 1.96 * np.sqrt(sum(np.var(some, ddof=1) / len(some) for some in values)) / len(values)
+    return (
+        f"{np.mean(means):+.3f} [{np.mean(means) - error:+.3f}, {np.mean(means) + error:+.3f}] lowest {min(means):+.3f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--only", nargs="*", help="collection/caller/reader")
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    cells = [(name, caller, "usual") for name in COLLECTIONS for caller in CALLERS]
+    cells += [(name, "vector", reader) for name in COLLECTIONS for reader in ("signal", "false", "random")]
+    results: defaultdict[tuple[str, str, str, str, str], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for name, caller, reader in cells:
+        if asked.only and f"{name}/{caller}/{reader}" not in asked.only:
+            continue
+        for seed in asked.seeds:
+            for half in (0, 1):
+                path = asked.out / f"{name}-{caller}-{reader}-{seed}-{half}.json"
+                if not path.exists():
+                    write_atomic(path, json.dumps(cell(name, caller, reader, seed, half)))
+                    print(path.name, file=sys.stderr, flush=True)
+                for look, table in json.loads(path.read_text()).items():
+                    for part, arms in table.items() if look != "state" else ():
+                        for arm, values in arms.items():
+                            results[caller, reader, look, part, arm][name] += values
+    failures = []
+    for (caller, reader, look, part, arm), by_name in results.items():
+        print(f"{caller:7} {reader:7} {look:>5} {part:9} {arm:8} {summary(list(by_name.values()))}")
+        if reader == "usual" and arm == "product" and look == str(LOOKS[-1]):
+            lowest = min(np.mean(values) for values in by_name.values())
+            goal = {"bm25": 0.0, "vector": 0.03, "hybrid": 0.015}[caller] if part == "unseen" else 0.06
+            mean = np.mean([np.mean(values) for values in by_name.values()])
+            if mean < goal or lowest < -0.005:
+                failures.append(f"{caller}, {part}: {mean:+.3f} (goal {goal:+.3f}), lowest {lowest:+.3f}")
+    print(*failures, sep="\n")
+    sys.exit(bool(failures) if asked.check else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""`fedrank rerank`: order passages for a reader, and learn from which of them were used."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedrank.cli.shared import AsJson, Browser, open_page, print_json, print_line, print_note
+
+if TYPE_CHECKING:
+    from fedrank.search.rerank.tenants import Tenants
+
+rerank_app = typer.Typer(
+    help="Order passages for a language model, an agent or a site search, and learn from which of them were used.",
+    no_args_is_help=True,
+)
+PORT = 8011
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", envvar="FEDRANK_RERANK", help="Folder of the server. Default: your data folder."),
+]
+Tenant = Annotated[str, typer.Argument(help="Name of a tenant: small letters, digits and '-'.")]
+
+
+def _tenants(folder: Path | None, refits: bool = True) -> Tenants:
+    from fedrank.search.folders import default_folder
+    from fedrank.search.rerank.tenants import Tenants
+
+    return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits)
+
+
+@rerank_app.command("serve", epilog="Example:  fedrank rerank key shop  ·  fedrank rerank serve")
+def rerank_serve(
+    host: Annotated[str, typer.Option(help="Address to serve on. Use TLS in front of anything but this machine.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 for any free one.")] = PORT,
+    refits: Annotated[
+        bool, typer.Option("--refits/--no-refits", help="Fit weights to the caller's own signals.")
+    ] = True,
+    browser: Browser = True,
+    folder: Folder = None,
+) -> None:
+    """Serve POST /v2/rerank and /v2/feedback until Ctrl-C, and a page that shows what was learned."""
+    from fedrank.search.rerank.serve import serve
+
+    def ready(address: str, link: str) -> None:
+        print_line(f"Reranker: {address}/v2/rerank")
+        open_page(link, browser, "stops the server")
+
+    tenants = _tenants(folder, refits)
+    if not tenants.names():
+        print_note("there is no API key yet; `fedrank rerank key NAME` creates one, also while the server runs")
+    try:
+        serve(tenants, host, port, ready)
+    finally:
+        tenants.close()
+    print_line("Stopped; all feedback is stored.")
+
+
+@rerank_app.command("key", epilog="Example:  fedrank rerank key shop")
+def rerank_key(tenant: Tenant, folder: Folder = None) -> None:
+    """Create an API key of a tenant. It is printed once; the server stores only its digest."""
+    print_line(_tenants(folder).add_key(tenant))
+
+
+@rerank_app.command("status", epilog="Example:  fedrank rerank status shop --json")
+def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None) -> None:
+    """Show what a tenant's reranker has learned, and how it compares with the caller's order."""
+    from fedrank.search.rerank.page import MEANINGS, MODES, compared, names
+
+    with _tenants(folder).reranker(tenant) as reranker:
+        status = reranker.status()
+    if as_json:
+        print_json(asdict(status))
+        return
+    print_line(MODES[status.mode])
+    print_line(f"{status.requests:,} requests, {status.with_feedback:,} with feedback")
+    print_line(f"Compared with the caller's order: {compared(status.against_caller)}")
+    for name in names(status):
+        print_line(f"{status.weights.get(name, 0.0):+6.2f}  {name}: {MEANINGS.get(name, 'sent by the caller')}")
+
+
+@rerank_app.command("forget", epilog="Example:  fedrank rerank forget shop --query 'asthma inhaler'")
+def rerank_forget(
+    tenant: Tenant,
+    query: Annotated[str | None, typer.Option(help="Delete the requests with this query.")] = None,
+    document: Annotated[Path | None, typer.Option(help="File with the text of a passage to forget.")] = None,
+    user: Annotated[str | None, typer.Option(help="Delete the requests of this user.")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="Delete the tenant and its keys.")] = False,
+    folder: Folder = None,
+) -> None:
+    """Delete what a tenant's reranker has stored of a query, a passage or a user. Stop the server first."""
+    from fedrank.files import read_text
+
+    tenants = _tenants(folder)
+    if everything and query is None and document is None and user is None:
+        tenants.forget(tenant)
+        print_line(f"Deleted: {tenant}")
+        return
+    with tenants.reranker(tenant) as reranker:
+        text = None if document is None else read_text(document)
+        count = reranker.forget(query=query, document=text, user=user, everything=everything)
+    print_line(f"{count:,} requests deleted or changed")
+
+
+@rerank_app.command("mcp", epilog="Example, in the settings of an agent:  fedrank rerank mcp agent")
+def rerank_mcp(
+    tenant: Tenant = "agent",
+    transport: Annotated[
+        Literal["stdio", "streamable-http"], typer.Option(help="How the agent connects; HTTP on this machine only.")
+    ] = "stdio",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port for streamable-http.")] = PORT + 1,
+    folder: Folder = None,
+) -> None:
+    """Serve the tools `rerank` and `feedback` to an agent (Model Context Protocol)."""
+    from fedrank.search.rerank.mcp import make_mcp
+
+    with _tenants(folder).reranker(tenant) as reranker:
+        server = make_mcp(reranker)
+        if transport == "stdio":
+            server.run("stdio")
+        else:
+            server.run("streamable-http", host="127.0.0.1", port=port)

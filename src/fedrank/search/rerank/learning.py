@@ -1,0 +1,148 @@
+"""What the caller's own signals are worth, fitted to pairs of a used and an unused passage that were shown together.
+
+First one scale is fitted for the score of the start, with what memory added as an offset; then the weights of the
+signals. Both are logistic regressions. The weights of rank, BM25 and centroid relative to each other stay as they are:
+fitted to feedback, they were worse on new queries (`benchmarks/rerank.py`). There are no online steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.search.rerank.passages import OWN, START, Table
+
+SCALES = (0.02, 2.0)
+PENALTY = 3.0  # on the squares of the weights of signals
+FOLDS = 5
+SIGNIFICANT = 2.0  # standard errors by which fitted weights must predict other queries' feedback better
+FIRST_REFIT = 50  # requests with feedback; then at 100, 200, 400, ...
+MAX_FITTED = 5_000  # of the latest requests
+_STEPS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One request with feedback."""
+
+    features: Table  # [passages, features], columns as in `names` of the fit
+    memory: Table  # [passages]
+    used: NDArray[np.int64]
+    unused: NDArray[np.int64]  # shown and not used
+    weight: float  # 1/k for the k-th request with the same query
+    query: int  # number of the query
+
+
+def is_due(feedbacks: int, fitted: int) -> bool:
+    """Whether a refit is due with this number of requests with feedback; the last one had `fitted`."""
+    step = FIRST_REFIT
+    while step <= fitted:
+        step *= 2
+    return feedbacks >= step
+
+
+def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float] | None:
+    """Fitted weights by name; None if they do not predict the feedback of other queries significantly better.
+
+    Weights are compared with the scaled start by the likelihood of pairs, in cross-validation over queries.
+    """
+    pairs = _Pairs.of([one for one in examples if len(one.used) and len(one.unused)])
+    if pairs is None or len(names) == len(OWN):
+        return None
+    gains = np.zeros(len(pairs.weight))
+    for fold in range(FOLDS):
+        out = pairs.query % FOLDS == fold
+        if out.all() or not out.any():
+            continue
+        scale, fitted = pairs.select(~out).fit()
+        here = pairs.select(out)
+        before = here.offset + scale * here.start
+        gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + here.signals @ fitted))
+    by_query = np.bincount(pairs.query, pairs.weight * gains)[np.unique(pairs.query)]
+    error = float(by_query.std(ddof=1)) * math.sqrt(len(by_query)) if len(by_query) > 1 else math.inf
+    if not float(by_query.sum()) > SIGNIFICANT * error:
+        return None
+    scale, fitted = pairs.fit()
+    return dict(zip(names, (*(scale * START).tolist(), *fitted.tolist()), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Differences between a used and an unused passage, one row per pair."""
+
+    start: Table  # difference of the start's scores
+    signals: Table  # [pairs, signals]
+    offset: Table  # difference of what memory added
+    weight: Table
+    query: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> _Pairs | None:
+        if not examples:
+            return None
+        rows = []
+        for one in examples:
+            better, worse = np.repeat(one.used, len(one.unused)), np.tile(one.unused, len(one.used))
+            x = one.features[better] - one.features[worse]
+            weight = np.full(len(better), one.weight / len(better))  # a request counts once, however long it is
+            query = np.full(len(better), one.query)
+            rows.append(
+                (x[:, : len(OWN)] @ START, x[:, len(OWN) :], one.memory[better] - one.memory[worse], weight, query)
+            )
+        return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+
+    def select(self, which: NDArray[np.bool_]) -> _Pairs:
+        return _Pairs(*(column[which] for column in vars(self).values()))
+
+    def fit(self) -> tuple[float, Table]:
+        """The scale of the start, and the weights of the signals."""
+        scale = _scale(self.start, self.offset, self.weight)
+        return scale, _newton(self.signals, self.offset + scale * self.start, self.weight)
+
+
+def _scale(score: Table, offset: Table, weight: Table) -> float:
+    """The scale of the start's score with the largest likelihood, by bisection: the likelihood is concave."""
+    low, high = SCALES
+
+    def slope(scale: float) -> float:
+        return float(weight @ (score * _logistic(-(scale * score + offset))))
+
+    if slope(low) <= 0:
+        return low
+    if slope(high) >= 0:
+        return high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _newton(x: Table, offset: Table, weight: Table) -> Table:
+    """The weights with the largest penalised likelihood, by damped Newton steps."""
+    found = np.zeros(x.shape[1])
+
+    def loss(weights: Table) -> float:
+        margin = x @ weights + offset
+        return float(weight @ np.logaddexp(0.0, -margin)) + 0.5 * PENALTY * float(weights @ weights)
+
+    for _ in range(_STEPS):
+        wrong = _logistic(-(x @ found + offset))
+        gradient = -(weight * wrong) @ x + PENALTY * found
+        curvature = (x * (weight * wrong * (1 - wrong))[:, None]).T @ x + PENALTY * np.eye(x.shape[1])
+        step = np.linalg.solve(curvature, gradient)
+        size, now = 1.0, loss(found)
+        while size > 1e-6 and loss(found - size * step) > now:
+            size /= 2
+        found = found - size * step
+        if np.abs(step).max() < 1e-9:
+            break
+    return found
+
+
+def _logistic(value: Table) -> Table:
+    logistic: Table = 0.5 * (1 + np.tanh(0.5 * value))
+    return logistic

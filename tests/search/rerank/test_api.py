@@ -1,0 +1,249 @@
+"""The HTTP interface, its page, its tools for agents and its commands, without a server."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from fedrank.cli import main
+from fedrank.search.rerank.api import MAX_BODY, make_api
+from fedrank.search.rerank.mcp import make_mcp
+from fedrank.search.rerank.page import make_page
+from fedrank.search.rerank.store import RerankError
+from fedrank.search.rerank.tenants import Tenants
+from fedrank.web.access import Access
+
+TEXTS = ["rain in the north", "an asthma inhaler", "snow", "the inhaler is shaken well before each use by the nurse"]
+
+
+@pytest.fixture
+def tenants(tmp_path):
+    made = Tenants(tmp_path / "server")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fedrank(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["fedrank", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def client(tenants):
+    with TestClient(make_api(tenants), headers={"authorization": f"Bearer {tenants.add_key('shop')}"}) as one:
+        yield one
+
+
+def rerank(client, **body):
+    return client.post("/v2/rerank", json={"model": "any", "query": "asthma inhaler", "documents": TEXTS, **body})
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_an_answer_has_coheres_form(client, path):
+    answer = client.post(
+        path, json={"query": "asthma inhaler", "documents": TEXTS, "top_n": 2, "return_documents": True}
+    )
+    content = answer.json()
+    assert answer.status_code == 200
+    assert set(content) == {"id", "results", "meta"}
+    assert len(content["results"]) == 2
+    for row in content["results"]:
+        assert set(row) == {"index", "relevance_score", "document"}
+        assert row["document"]["text"] == TEXTS[row["index"]]
+        assert 0 < row["relevance_score"] < 1
+
+
+def test_objects_and_numbers_in_metadata(client, tenants):
+    documents = [{"text": text, "metadata": {"date": number, "source": "x"}} for number, text in enumerate(TEXTS)]
+    documents[2]["metadata"] = {"date": None}
+    answer = rerank(client, documents=documents, signals={"vector": [0.1, 0.2, 0.3, 0.4]})
+    assert answer.json()["meta"]["warnings"] == ["signal date is missing for 1 documents, which count as average"]
+    stored = tenants.reranker("shop")._store.request(answer.json()["id"])
+    assert stored.names == ("rank", "bm25", "centroid", "date", "vector")
+
+
+def test_feedback_by_id_by_texts_and_by_an_answer(client):
+    first = rerank(client).json()["id"]
+    events = [{"index": 1, "kind": "clicked"}]
+    assert client.post("/v2/feedback", json={"id": first, "events": events}).json() == {"id": first, "recorded": events}
+    texts = {"query": "asthma inhaler", "documents": TEXTS}
+    assert client.post("/feedback", json={**texts, "events": events}).json()["id"] == first
+    said = {**texts, "answer": "First, the inhaler is shaken well before each use [4]."}
+    assert client.post("/v2/feedback", json=said).json()["recorded"] == [{"index": 3, "kind": "cited"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v2/rerank", {"documents": TEXTS}, "query must be a text"),
+        ("/v2/rerank", {"query": "q"}, "documents must be a list"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"] * 1001}, "documents must be a list of at most 1,000"),
+        ("/v2/rerank", {"query": "q", "documents": [{"title": "x"}]}, "documents[0] must be a text, or an object"),
+        ("/v2/rerank", {"query": "q", "documents": [[1]]}, "documents[0] must be a text"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "top_n": "3"}, "top_n must be an integer"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "signals": [1]}, "signals must be an object"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "signals": {"a": 1}}, "one list of numbers per name"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "user": 3}, "user must be a text"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "rank_fields": "text"}, "rank_fields must be a list"),
+        ("/v2/rerank", [1], "must be a JSON object"),
+        ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "cited"}]}, "no such request"),
+        ("/v2/feedback", {"id": "x"}, "names no event"),
+        ("/v2/feedback", {"id": 3, "events": [{"index": 0, "kind": "cited"}]}, "id must be a text"),
+        ("/v2/feedback", {"query": 3, "events": []}, "query must be a text"),
+        ("/v2/feedback", {"events": {"index": 0}}, "events must be a list"),
+        ("/v2/feedback", {"events": [{"index": True, "kind": "cited"}]}, "needs an index and a kind"),
+        ("/v2/feedback", {"id": "x", "answer": "y"}, "answer must be a text, sent with the documents"),
+        ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "up"}], "order": 3}, "order must be a list"),
+    ],
+)
+def test_bad_bodies_are_refused(client, tenants, path, body, message):
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    assert message in answer.json()["message"]
+    assert tenants.reranker("shop").status().requests == 0
+
+
+def test_not_json_and_too_large(client):
+    assert client.post("/v2/rerank", content=b"{").json() == {"message": "the request is not valid JSON"}
+    assert client.post("/v2/rerank", content=b"[" * 100_000).status_code == 400
+    assert client.post("/v2/rerank", content=b" " * (MAX_BODY + 1)).status_code == 413
+
+
+def test_hostile_texts_do_not_come_back_in_errors(client):
+    answer = client.post("/v2/rerank", json={"query": "<script>", "documents": ["<script>"], "top_n": 0})
+    assert "<script>" not in answer.text
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic x", "Bearer \u00e9"])
+def test_without_a_key_nothing_is_answered(tenants, header):
+    tenants.add_key("shop")
+    with TestClient(make_api(tenants)) as one:
+        headers = {"authorization": header.encode("latin-1")} if header else {}
+        assert one.post("/v2/rerank", json={}, headers=headers).status_code == 401
+        assert one.get("/v2/rerank").status_code == 405
+        assert one.get("/health").text == "ok\n"
+
+
+def test_tenants_do_not_see_each_other(tenants):
+    keys = {name: tenants.add_key(name) for name in ("shop", "library")}
+    with TestClient(make_api(tenants)) as one:
+        bearer = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
+        id = one.post("/rerank", json={"query": "q", "documents": TEXTS}, headers=bearer["shop"]).json()["id"]
+        events = {"id": id, "events": [{"index": 0, "kind": "up"}]}
+        assert one.post("/feedback", json=events, headers=bearer["library"]).status_code == 400
+        assert one.post("/feedback", json=events, headers=bearer["shop"]).status_code == 200
+    assert tenants.names() == ["library", "shop"]
+    tenants.forget("shop")
+    assert tenants.names() == ["library"]
+    assert tenants.tenant_of(keys["shop"]) is None
+    assert not (tenants.folder / "tenants" / "shop").exists()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "Shop", "a" * 41, "-a", "a b"])
+def test_names_of_tenants_are_checked(tenants, name):
+    with pytest.raises(RerankError, match="cannot be the name of a tenant"):
+        tenants.add_key(name)
+    with pytest.raises(RerankError, match="cannot be the name of a tenant"):
+        tenants.reranker(name)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"x": 3}', '{"x": "../y"}'])
+def test_a_damaged_file_of_keys_is_refused(tenants, content):
+    (tenants.folder / "keys.json").write_text(content)
+    with pytest.raises(RerankError, match=r"keys\.json"):
+        tenants.tenant_of("x")
+
+
+def test_keys_are_not_stored(tenants):
+    key = tenants.add_key("shop")
+    assert key not in (tenants.folder / "keys.json").read_text()
+    assert (tenants.folder / "keys.json").stat().st_mode & 0o077 == 0
+    assert tenants.tenant_of(key) == "shop"
+
+
+def test_metrics_and_the_description_of_the_interface(client):
+    rerank(client)
+    client.post("/v2/feedback", json={"id": "x"})
+    text = client.get("/metrics").text
+    assert 'fedrank_rerank_answers_total{interface="rerank",status="200"} 1' in text
+    assert 'fedrank_rerank_answers_total{interface="feedback",status="400"} 1' in text
+    assert "fedrank_rerank_seconds_count 1" in text
+    assert "shop" not in text
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {"/v2/rerank", "/v2/feedback"}
+
+
+# the page
+
+
+def test_the_page_shows_what_was_learned_and_rolls_back(tenants, client):
+    rerank(client, signals={"own": [1, 2, 3, 4]})
+    access = Access(8000, "fedrank rerank serve")
+    browser = TestClient(make_page(tenants, access), base_url=access.origin)
+    assert browser.get("/").status_code == 401
+    browser.get(access.link)
+    shown = browser.get("/").text
+    assert "Start and memory; no weights have been fitted." in shown
+    assert "not enough requests kept your order yet" in shown
+    headers = {"origin": access.origin}
+    assert browser.post("/rollback", data={"tenant": "shop"}, headers=headers).status_code == 200
+    assert browser.post("/rollback", data={"tenant": "other"}, headers=headers).status_code == 400
+    assert browser.post("/rollback", data={"tenant": "x" * 2000}, headers=headers).status_code == 413
+
+
+# tools for agents
+
+
+def test_tools_of_an_agent(tenants):
+    server = make_mcp(tenants.reranker("agent"))
+
+    async def use():
+        assert [tool.name for tool in await server.list_tools()] == ["rerank", "feedback"]
+        found = content(await server.call_tool("rerank", {"query": "asthma inhaler", "documents": TEXTS, "top_n": 2}))
+        told = content(await server.call_tool("feedback", {"id": found["id"], "used": [1]}))
+        return found, told
+
+    def content(answer):
+        return answer.structured_content if hasattr(answer, "structured_content") else answer[1]
+
+    found, told = asyncio.run(use())
+    assert len(found["results"]) == 2
+    assert told == {"id": found["id"], "recorded": [{"index": 1, "kind": "cited"}]}
+    assert tenants.reranker("agent").status().with_feedback == 1
+
+
+# commands
+
+
+def test_commands(fedrank, tmp_path):
+    folder = ("--folder", str(tmp_path / "server"))
+    code, key, _ = fedrank("rerank", "key", "shop", *folder)
+    assert code == 0
+    tenants = Tenants(tmp_path / "server")
+    assert tenants.tenant_of(key.strip()) == "shop"
+    with TestClient(make_api(tenants), headers={"authorization": f"Bearer {key.strip()}"}) as one:
+        rerank(one)
+    tenants.close()
+    code, out, _ = fedrank("rerank", "status", "shop", *folder)
+    assert (code, out.splitlines()[:2]) == (
+        0, ["Start and memory; no weights have been fitted.", "1 requests, 0 with feedback"]
+    )  # fmt: skip
+    code, out, _ = fedrank("rerank", "status", "shop", "--json", *folder)
+    assert json.loads(out)["weights"] == {"rank": 1.0, "bm25": 1.0, "centroid": 0.5}
+    assert (
+        fedrank("rerank", "forget", "shop", "--query", "inhaler asthma", *folder)[1]
+        == "1 requests deleted or changed\n"
+    )
+    code, _, err = fedrank("rerank", "forget", "shop", *folder)
+    assert code == 2
+    assert "exactly one" in err
+    assert fedrank("rerank", "forget", "shop", "--everything", *folder)[0] == 0
+    assert tenants.names() == []

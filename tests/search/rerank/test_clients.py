@@ -1,0 +1,104 @@
+"""Clients that people use, against a real server; every request must go to the configured address."""
+
+import contextlib
+import gc
+import socket
+import threading
+import urllib.request
+import warnings
+
+import pytest
+import uvicorn
+
+from fedrank.search.rerank.api import make_api
+from fedrank.search.rerank.serve import bound_to
+from fedrank.search.rerank.tenants import Tenants
+
+pytestmark = pytest.mark.process
+TEXTS = ["rain in the north", "an asthma inhaler for children", "snow", "how to use the inhaler"]
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The address and a key of a server."""
+    tenants = Tenants(tmp_path / "server")
+    with bound_to("127.0.0.1", 0) as bound:
+        running = uvicorn.Server(uvicorn.Config(make_api(tenants), lifespan="off", log_level="critical"))
+        thread = threading.Thread(target=lambda: running.run(sockets=[bound]), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}", tenants.add_key("shop"), tenants
+        running.should_exit = True
+        thread.join()
+    tenants.close()
+
+
+@pytest.fixture
+def only_here(monkeypatch):
+    """The hosts to which connections were made; all but loopback are refused."""
+    asked = []
+
+    def looked_up(host, *more, **named):
+        asked.append(host)
+        if host not in ("127.0.0.1", "localhost"):
+            raise OSError(f"{host} is not the configured address")
+        return resolve(host, *more, **named)
+
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    yield asked
+    assert set(asked) <= {"127.0.0.1", "localhost"}
+    with warnings.catch_warnings():  # clients leave their connections open
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+def test_cohere(server, only_here):
+    cohere = pytest.importorskip("cohere", reason="the package cohere is not installed")
+    address, key, tenants = server
+    client = cohere.ClientV2(key, base_url=address)
+    answer = client.rerank(model="fedrank", query="asthma inhaler", documents=TEXTS, top_n=2)
+    assert len(answer.results) == 2
+    assert {row.index for row in answer.results} <= set(range(4))
+    stored = tenants.reranker("shop")._store.request(answer.id)
+    assert len(stored.documents) == 4
+    more = {"additional_body_parameters": {"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"}}
+    answer = client.rerank(model="fedrank", query="inhaler", documents=TEXTS, request_options=more)
+    assert "vector" in tenants.reranker("shop")._store.request(answer.id).names
+    with pytest.raises(cohere.errors.UnauthorizedError):
+        cohere.ClientV2("wrong", base_url=address).rerank(model="fedrank", query="x", documents=TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_langchain(server, only_here, monkeypatch):
+    langchain = pytest.importorskip("langchain_cohere", reason="the package langchain-cohere is not installed")
+    address, key, tenants = server
+    reranker = langchain.CohereRerank(model="fedrank", cohere_api_key=key, base_url=address, top_n=2)
+    found = reranker.rerank(TEXTS, "asthma inhaler")
+    assert len(found) == 2
+    assert all(0 < row["relevance_score"] < 1 for row in found)
+    id = tenants.reranker("shop").feedback(
+        query="asthma inhaler", documents=TEXTS, events={1: "cited"}
+    )  # it drops the id
+    assert id
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_llama_index(server, only_here):
+    module = pytest.importorskip(
+        "llama_index.postprocessor.cohere_rerank", reason="llama-index-postprocessor-cohere-rerank is not installed"
+    )
+    schema = pytest.importorskip("llama_index.core.schema")
+    address, key, _ = server
+    nodes = [schema.NodeWithScore(node=schema.TextNode(text=text), score=0.5) for text in TEXTS]
+    reranker = module.CohereRerank(api_key=key, base_url=address, model="fedrank", top_n=2)
+    found = reranker.postprocess_nodes(nodes, query_str="asthma inhaler")
+    assert len(found) == 2
+    assert all(0 < node.score < 1 for node in found)
+
+
+def test_health_and_an_address_in_use(server):
+    address, _, _ = server
+    with contextlib.closing(urllib.request.urlopen(f"{address}/health")) as answer:
+        assert answer.read() == b"ok\n"
+    with pytest.raises(OSError, match="cannot be used"), bound_to("127.0.0.1", int(address.rsplit(":", 1)[1])) as bound:
+        bound.listen()
