@@ -30,7 +30,7 @@ from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.guarantees import cost_together
 from fedrank.privacy.population import Account, Charge
-from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text
+from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text, write_log
 
 QUIET = "[privacy]\nrelease_noise = 0.05\n"  # so little noise that the sums can be compared with the data
 
@@ -432,3 +432,32 @@ def test_no_release_where_the_site_is_the_unit(tmp_path):
     )
     assert releases_of(trial.plan, ["ndcg@10"]) == ()
     assert release_of(trial.plan, QUALITY, ["ndcg@10"]) is None
+
+
+@pytest.mark.process
+def test_three_logs_on_one_machine(tmp_path, monkeypatch):
+    """Everything through NVFLARE: releases, secure aggregation, people dealt into rounds, the gate."""
+    from fedrank.deploy.local import run_local_logs
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    logs = [write_log(tmp_path / f"log-{number}", seed=number) for number in range(3)]
+    (tmp_path / "spec.toml").write_text(
+        spec_text(mechanism=SUM, more=QUIET + "[gate]\n", clients='schedule = "dealt"\n')
+    )
+    said: list[str] = []
+    results = run_local_logs(
+        read_spec(tmp_path / "spec.toml"), "trial", tmp_path / "runs", logs, say=said.append, folder=tmp_path / "here"
+    )
+    assert [task.variant for task in results.finished] == ["only"], (results, said)
+    [run] = load_runs(tmp_path / "runs")
+    assert run.checked().status == "finished"
+    assert list(run.queries[0]) == ["site-1", "site-2", "site-3"]
+    card = json.loads((run.path / "privacy.json").read_text())
+    assert {one["what"] for one in card["deployment"]["releases"]} == {"propensity", "quality", "gate"}
+    assert card["participations_charged"] == 1
+    for number in (1, 2, 3):
+        home = tmp_path / "here" / f"site-{number}"
+        [gate] = home.glob("models/*/gate.json")
+        assert (gate.parent / MODEL_FILES[json.loads(gate.read_text())["outcome"]]).exists()
+        [ledger] = home.glob(f"people/*/{RELEASES}")
+        assert {one.key: one.times for one in Charge.read_all(ledger)} == {"propensity": 1, "quality": 1, "gate": 1}
