@@ -207,7 +207,7 @@ def coverage(repeats: int, browsing: Browsing, seed: int = 1) -> dict[str, float
         true = whole.clicks_a_list(scores, np.ones(population.queries), found.positions)
         for row in found.rows:
             if not row.note:
-                held.setdefault(row.name, []).append(row.model.low <= true <= row.model.high)
+                held.setdefault(f"{row.name}, {row.bias}", []).append(row.model.low <= true <= row.model.high)
     return {name: float(np.mean(values)) for name, values in held.items()} | {"refused": refused / repeats}
 
 
@@ -260,7 +260,7 @@ def main() -> int:
     for eta in (1.0, 0.5):
         for name, share in coverage(asked.repeats, Browsing(eta)).items():
             error = math.sqrt(share * (1 - share) / asked.repeats)
-            print(f"  eta {eta:g}: {name:22} {share:.3f} ± {1.96 * error:.3f}")
+            print(f"  eta {eta:g}: {name:32} {share:.3f} ± {1.96 * error:.3f}")
             if name != "refused" and not COVERED[0] <= share <= COVERED[1]:
                 missed.append(f"coverage of {name}, eta {eta:g}")
     print(

@@ -23,6 +23,7 @@ from fedrank.ranking.estimate import (
     MAX_RATIO,
     REPLAY,
     CannotTell,
+    engine_order,
     estimate_clicks,
     new_places,
 )
@@ -34,8 +35,28 @@ def results(log):
     return ShownResults.of_lists(log.lists, log.clicks, log.first, log.query)
 
 
-def row_of(found, name):
-    return next(row for row in found.rows if row.name == name)
+def row_of(found, name, bias=""):
+    return next(row for row in found.rows if row.name == name and bias in row.bias)
+
+
+def swapped(truth, searches, seed=1, browsing=None):
+    """Lists of one ranker with random swaps of adjacent results, the ranker's own lists, and the logged swaps."""
+    browsing = browsing or Browsing()
+    log, rng = simulate_shown(truth, searches, seed, browsing=browsing, showing=STATIC), np.random.default_rng(seed)
+    lists, rows = log.lists.copy(), np.arange(searches)
+    upper, turned = rng.integers(lists.shape[1] - 1, size=searches), rng.random(searches) < 0.5
+    some, at = rows[turned], upper[turned]
+    lists[some, at], lists[some, at + 1] = log.lists[some, at + 1], log.lists[some, at]
+    positions = np.arange(lists.shape[1])
+    chance = browsing.slope(positions) * truth.relevance[lists] + browsing.intercept(positions)
+    clicks = (rng.random(lists.shape) < chance).astype(np.uint8)
+    return replace(log, lists=lists, clicks=clicks), log.lists, np.where(turned, -1, 1) * (upper + 1)
+
+
+def gained(log, scores, positions):
+    """True clicks per list more than with the engine's order."""
+    engine = log.truth.features @ log.rankers[0]
+    return log.clicks_a_list(scores, positions=positions) - log.clicks_a_list(engine, positions=positions)
 
 
 def hundred(lists, clicks):
@@ -60,17 +81,23 @@ def test_a_list_turned_around_by_hand():
     assert replayed.note == BIASED
     assert (found.searches, found.queries, found.clicks, found.positions) == (200, 100, 200, 2)
     assert found.moved == 1
-    assert "users would click more: +0.2500 per list" in found.verdict
+    # No document moved, so trust bias is not identifiable, and the model is not called better.
+    assert found.verdict.startswith("better than what was shown only if users do not trust high positions: +0.2500")
+    assert "not shown to be better" in found.verdict
+    assert (found.finding, found.trust) == ("inconclusive", None)
+    assert "0 documents that moved do not separate trust bias" in found.no_trust
 
 
 def test_the_order_that_was_shown_changes_nothing():
     log = simulate_shown(made_up_queries(150), 4000, popularity=0.0)
     shown = results(log)
     found = estimate_clicks(shown, -shown.position.astype(float), log.truth.features)
+    assert [row.bias for row in found.rows] == ["position", "position", "trust", "trust", ""]
     for row in found.rows:
         assert row.difference.value == pytest.approx(0)
         assert row.difference.low == pytest.approx(0)
     assert found.moved == 0
+    assert found.finding == "inconclusive"
 
 
 def test_places_are_those_of_the_page():
@@ -114,7 +141,7 @@ def covered(repeats, seed):
             continue
         true = replace(log, truth=population).clicks_a_list(scores, np.ones(population.queries), found.positions)
         for name in (IPS, DOUBLY_ROBUST):
-            one = row_of(found, name).model
+            one = row_of(found, name, "position").model
             inside.append(one.low <= true <= one.high)
             away.append((one.value - true) / ((one.high - one.low) / 3.92))
     return np.mean(np.reshape(inside, (-1, 2)), axis=0), np.reshape(away, (-1, 2))
@@ -201,3 +228,110 @@ def test_doubly_robust_helps_where_weights_are_cut(monkeypatch):
     true = log.clicks_a_list(scores)
     ips, robust = (abs(row_of(found, name).model.value - true) for name in (IPS, DOUBLY_ROBUST))
     assert robust < 0.75 * ips
+
+
+def test_the_engines_order_by_hand():
+    # Query 0 has documents 0 and 1, shown 0-1 three times and 1-0 once; query 1 has 2 and 3, each order once.
+    lists = np.array([[0, 1], [1, 0], [0, 1], [0, 1], [2, 3], [3, 2]])
+    shown = ShownResults.of_lists(lists, np.zeros((6, 2)), np.zeros(6, int), np.array([0, 0, 0, 0, 1, 1]))
+    found = engine_order(shown)
+    assert found.position.reshape(6, 2).tolist() == [[0, 1], [1, 0], [0, 1], [0, 1], [-1, -1], [-1, -1]]
+    swaps = engine_order(shown, swap=np.array([1, -1, 0, 1, 1, -1]))
+    assert swaps.position.reshape(6, 2).tolist() == [[0, 1], [1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
+    scores = engine_order(shown, scores=np.array([2, 1, 1, 2, 2, 1, 2, 1, 5, 6, 6, 5], float))
+    assert scores.position.reshape(6, 2).tolist() == [[0, 1], [1, 0], [0, 1], [0, 1], [1, 0], [0, 1]]
+
+
+def test_the_most_common_order_is_that_of_the_engine():
+    log, engine, swap = swapped(made_up_queries(200), 8000)
+    shown = results(log)
+    at = {int(pair): position for row in engine for position, pair in enumerate(row)}
+    true = np.array([at[int(pair)] for pair in shown.pair])
+    assert np.array_equal(engine_order(shown, swap=swap).position, true)
+    found = engine_order(shown).position
+    known = found >= 0
+    assert known.mean() > 0.9
+    assert np.mean(found[known] == true[known]) > 0.999
+    # Three rankers answer a third of the searches each, and none of them is the engine.
+    several = results(simulate_shown(made_up_queries(200), 8000))
+    assert np.mean(engine_order(several).position >= 0) < 0.3
+
+
+def test_the_model_is_compared_with_the_engine_and_not_with_its_randomised_lists():
+    """The engine's own order: better than the lists that were sampled from it, but not better than the engine."""
+    truth = made_up_queries(300)
+    log = simulate_shown(truth, 20_000, showing=Showing(rankers=1, temperature=1.0, skill=0.9))
+    shown, own = results(log), truth.features @ log.rankers[0]
+    blind = estimate_clicks(shown, own[shown.pair], truth.features)
+    assert blind.verdict.startswith("better than what was shown, not shown to be better than the engine: +0.")
+    assert blind.finding == "inconclusive"
+    found = estimate_clicks(shown, own[shown.pair], truth.features, engine=engine_order(shown, log.scores.ravel()))
+    assert found.engine == "sampling scores in the log"
+    assert found.difference.value == pytest.approx(0)
+    assert "not significantly different from the engine's order" in found.verdict
+    best = truth.features @ truth.best
+    better = estimate_clicks(shown, best[shown.pair], truth.features, engine=engine_order(shown, log.scores.ravel()))
+    assert better.finding == "better"
+    assert better.verdict.startswith("the model's order of the shown results would get more clicks than the engine's")
+    assert better.difference.low <= gained(log, best, better.positions) <= better.difference.high
+    worse = estimate_clicks(shown, -own[shown.pair], truth.features, engine=engine_order(shown, log.scores.ravel()))
+    assert worse.finding == "worse"
+
+
+def test_both_biases_are_estimated_and_the_worse_counts():
+    truth = made_up_queries(300)
+    log, _, swap = swapped(truth, 20_000, browsing=Browsing(1.0, 0.3))
+    shown, scores = results(log), truth.features @ truth.best
+    found = estimate_clicks(shown, scores[shown.pair], truth.features, engine=engine_order(shown, swap=swap))
+    position, trust = (row_of(found, DOUBLY_ROBUST, bias).difference for bias in ("position", "trust"))
+    true = gained(log, scores, found.positions)
+    assert position.low > true, "position weights cannot remove trust bias"
+    assert trust.low <= true <= trust.high
+    assert found.difference == (trust.value, trust.low, position.high)
+    slope = log.browsing.slope(np.arange(5)) / log.browsing.slope(0)
+    assert found.trust.slope[:5] == pytest.approx(slope, rel=0.35)
+    assert found.propensities.slope[1] < 0.8 * slope[1]
+
+
+def test_an_engine_order_that_is_rarely_known_is_not_used():
+    truth = made_up_queries(200)
+    shown = results(simulate_shown(truth, 8000))
+    scores = (truth.features @ truth.best)[shown.pair]
+    found = estimate_clicks(shown, scores, truth.features, engine=engine_order(shown))
+    assert found.engine == ""
+    assert found.known < 0.3
+    assert found.searches == 8000
+    assert found.finding == "inconclusive"
+    assert "not shown to be better than the engine" in found.verdict
+
+
+@pytest.mark.long
+def test_a_model_below_the_engine_is_never_called_better():
+    """120 logs with models from random to good; the benchmark has more."""
+    called, below = [], 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        truth = made_up_queries(150, documents=6, seed=seed)
+        log, _, _ = swapped(truth, 4500, seed, Browsing(1.0, (0.0, 0.3)[seed % 2]))
+        mix, other = rng.random(), rng.normal(size=10)
+        scores = truth.features @ (mix * truth.best + (1 - mix) * other / np.linalg.norm(other))
+        shown = results(log)
+        try:
+            found = estimate_clicks(shown, scores[shown.pair], truth.features, engine=engine_order(shown))
+        except CannotTell:
+            continue
+        true = gained(log, scores, found.positions)
+        below += true <= 0
+        called += [(true, found.verdict)] if found.finding == "better" else []
+    assert below >= 20
+    assert len(called) >= 20
+    assert [verdict for true, verdict in called if true <= 0] == []
+
+
+def test_places_do_not_depend_on_the_order_of_rows():
+    log = simulate_shown(made_up_queries(20), 100)
+    shown = results(log)
+    scores = np.random.default_rng(1).integers(3, size=len(shown)).astype(float)  # with ties
+    rows = np.random.default_rng(2).permutation(len(shown))
+    shuffled = ShownResults(*(column[rows] for column in vars(shown).values()))
+    assert np.array_equal(new_places(shuffled, scores[rows]), new_places(shown, scores)[rows])

@@ -24,6 +24,7 @@ from fedrank.cli.shared import (
 from fedrank.files import write_atomic
 
 if TYPE_CHECKING:
+    from fedrank.ranking.estimate import ClickEstimate
     from fedrank.ranking.propensity import Bias
 
 model_app = typer.Typer(
@@ -126,7 +127,6 @@ def estimate(
             help="Share of the entries to use, the latest. Default: 0.2 if the model was trained on this log, else 1."
         ),
     ] = None,
-    bias: BiasName = "position",
     propensities: Annotated[
         Path | None, typer.Option(help="File written by fedrank data propensities. Default: estimated from the log.")
     ] = None,
@@ -134,16 +134,23 @@ def estimate(
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate from a click log which clicks this model would have received, with a confidence interval."""
+    """Estimate from a click log how this model compares with the engine, under position bias and under trust bias."""
     from fedrank.experiments.report.command_output import about_estimate
     from fedrank.experiments.runner.scoring import estimate_model
     from fedrank.ranking.estimate import CannotTell
+    from fedrank.ranking.stored_estimate import store_estimate
+
+    def store(answer: ClickEstimate | str) -> None:
+        try:
+            store_estimate(model, log.resolve().name, answer)
+        except OSError as problem:
+            print_note(f"the estimate is not stored beside the model ({problem}), so export and reports do not use it")
 
     try:
-        found = estimate_model(
-            model, log, latest=latest, bias=bias_named(bias), propensities=propensities, client=client, tell=print_note
-        )
+        found = estimate_model(model, log, latest=latest, propensities=propensities, client=client, tell=print_note)
+        store(found)
     except CannotTell as problem:
+        store(problem.because)
         if as_json:
             print_json({"cannot": problem.because})
         else:

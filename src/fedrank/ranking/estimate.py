@@ -12,13 +12,20 @@ Three estimates:
 - *plain replay*: the logged clicks, moved to their new positions. Clicks follow the order shown, so it favours models
   that resemble it. It is included as a common reference.
 
+Users may also trust high positions. Clicks alone rarely show whether they do, so everything is estimated under position
+bias and under trust bias, and the interval of the verdict covers both intervals.
+
+A model replaces the engine's order and not the randomised lists of the log, which are worse. The verdict therefore
+compares the model with the engine's order of the same documents, where the log reveals it (`engine_order`).
+
 Confidence intervals are over queries: a bootstrap resamples queries and recomputes everything, including propensities.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +45,7 @@ from fedrank.ranking.propensity import (
     drawn_queries,
     numbered,
     repeated_propensities,
+    repeated_trust,
     spread_of,
     standardised,
 )
@@ -48,11 +56,19 @@ FEWEST = 30.0  # minimum effective number of queries
 UNSEEN = 0.1  # maximum share of new impressions without any logged exposure; above it, no estimate is made
 
 MAX_SPREAD = 0.7  # maximum standard error of the logarithm of a usable propensity
+MIN_SHOWN = 3  # minimum number of times that the most common order of a query was shown
+KNOWN_SHARE = 0.5  # minimum share of searches with a known order of the engine
+TYPICAL_RATE = 0.3  # click rate of a relevant document in the first position
 _AT_A_TIME = 20  # repeats
 _RIDGE = 1.0
 
 IPS, DOUBLY_ROBUST, REPLAY = "self-normalised IPS", "doubly robust", "plain replay"
 BIASED = "biased: clicks follow the order shown and favour models that resemble it"
+ONLY_SHOWN = (
+    "the estimate reorders the results that were shown; a model that chooses among more candidates shows other "
+    "documents, whose clicks are not known from shown lists"
+)
+Finding = Literal["better", "worse", "inconclusive"]
 
 
 class CannotTell(ValueError):
@@ -76,14 +92,23 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """The result of one estimator: for the model, and its difference from the lists shown."""
+    """The result of one estimator: for the model, and its difference from the order that it is compared with."""
 
     name: str
+    bias: str  # of clicks that is corrected; empty: none
     unit: str
     logged: float  # value of the lists shown
+    compared: float  # value of the order that the model is compared with
     model: Interval
     difference: Interval
     note: str = ""
+
+
+class EngineOrder(NamedTuple):
+    """The engine's order before randomisation, as far as a log reveals it."""
+
+    position: Integers  # [results]: position in the engine's order of the same documents; -1: not known
+    how: str  # source of the order
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,72 +116,179 @@ class ClickEstimate:
     """An estimate of the clicks that users would have made."""
 
     rows: tuple[EstimateRow, ...]
+    engine: str  # how the log reveals the engine's order, with which the model is compared; empty: it does not
+    known: float  # share of the searches whose engine order is known; only these count if `engine` is not empty
     searches: int
     queries: int
     clicks: int  # in the positions that count
     positions: int  # positions from the top with known propensities; clicks below are not counted
-    moved: float  # share of results whose position changes
+    moved: float  # share of results whose position differs from the order that the model is compared with
     clipped: float  # share of clicks with a clipped weight
     unseen: float  # share of new impressions without any logged exposure
     effective: float  # effective number of queries
-    propensities: Propensities
+    propensities: Propensities  # under position bias, or given
+    trust: Propensities | None  # under trust bias; None: not identifiable, or given
+    no_trust: str = ""  # why trust bias is not identifiable
     notes: tuple[str, ...] = ()
 
     @property
+    def difference(self) -> Interval:
+        """Clicks per list compared with the engine's order, or with the lists shown: the lower value, both intervals.
+
+        It is based on the doubly robust estimates.
+        """
+        found = [row.difference for row in self.rows if row.name == DOUBLY_ROBUST]
+        return Interval(*(pick(values) for pick, values in zip((min, min, max), zip(*found, strict=True), strict=True)))
+
+    @property
+    def finding(self) -> Finding:
+        """Better or worse than the engine, if that is significant under both biases."""
+        if self.difference.high < 0:
+            return "worse"
+        sure = self.engine and not self.no_trust and self.difference.low > 0
+        return "better" if sure else "inconclusive"
+
+    @property
     def verdict(self) -> str:
-        """One sentence, based on the doubly robust estimate."""
-        row = next(row for row in self.rows if row.name == DOUBLY_ROBUST)
-        low, high = row.difference.low, row.difference.high
-        what = "the difference is not significant"
-        if low > 0 or high < 0:
-            what = f"users would click {'more' if low > 0 else 'less'}"
-        return f"{what}: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
+        """One sentence that compares the model with what it would replace, as far as the log reveals that."""
+        value, low, high = self.difference
+        numbers = f"{value:+.4f} clicks per list ({low:+.4f} to {high:+.4f})"
+        other = "the engine's order" if self.engine else "what was shown"
+        if low <= 0 <= high:
+            return f"the model's order of the shown results is not significantly different from {other}: {numbers}"
+        if high < 0:
+            return f"the model's order of the shown results is worse than {other}: {numbers}"
+        if self.no_trust:
+            return (
+                f"better than {other} only if users do not trust high positions: {numbers}. Trust bias cannot be "
+                "estimated from this log, so the model is not shown to be better"
+            )
+        if not self.engine:
+            return f"better than what was shown, not shown to be better than the engine: {numbers}"
+        return f"the model's order of the shown results would get more clicks than the engine's order: {numbers}"
 
     def as_json(self) -> dict[str, Any]:
-        found = {name: value for name, value in vars(self).items() if name not in ("rows", "propensities")}
+        skipped = ("rows", "propensities", "trust")
+        found = {name: value for name, value in vars(self).items() if name not in skipped}
         rows = [
             asdict(row) | {name: getattr(row, name)._asdict() for name in ("model", "difference")} for row in self.rows
         ]
-        return {"verdict": self.verdict, "rows": rows, **found, "propensities": self.propensities.as_json()}
+        return {
+            "finding": self.finding,
+            "verdict": self.verdict,
+            "difference": self.difference._asdict(),
+            "rows": rows,
+            **found,
+            "propensities": self.propensities.as_json(),
+            "trust": None if self.trust is None else self.trust.as_json(),
+        }
 
 
 def estimate_clicks(
     shown: ShownResults,
     scores: NDArray[np.floating],
     features: Features,
-    bias: Bias = "position",
     by: Propensities | None = None,
     counted: NDArray[np.bool_] | None = None,
+    engine: EngineOrder | None = None,
 ) -> ClickEstimate:
     """Estimate the clicks if `scores` [results] had ranked every list; raises `CannotTell` if that is unknown.
 
     `features` are [pairs, features]; `by` are known propensities. If only some searches are `counted` [results], such
-    as those that the model was not trained on, the others still contribute to propensities.
+    as those that the model was not trained on, the others still contribute to propensities. `engine` is the order that
+    the model is compared with; without it, it is the order shown.
     """
     if len(scores) != len(shown):
         raise ValueError(f"{len(scores)} scores for {len(shown)} results; give one per result")
     if not np.isfinite(scores).all():
         raise ValueError("the model's scores must be finite; check its weights and features")
-    position = new_places(shown, scores)
+    position, before = new_places(shown, scores), shown.position
     inside = shown.position < MAX_POSITIONS
-    asked = shown.query[inside]
-    shown, position = replace(shown.select(inside), query=numbered(asked)[0]), position[inside]
-    try:
-        repeated = _given(shown, by) if by is not None else repeated_propensities(shown, features, bias)
-    except NotIdentifiable as problem:
-        raise CannotTell(str(problem)) from None
-    positions = _usable(repeated)
-    if counted is not None:
-        kept = counted[inside]
-        if not kept.any():
-            raise ValueError("no search is counted; count at least one")
-        shown, position, asked = shown.select(kept), position[kept], asked[kept]
-    counts = _count(shown, position, positions, repeated.multiples.shape[1])
+    kept = inside if counted is None else inside & counted
+    if not kept.any():
+        raise ValueError("no search is counted; count at least one")
+    known = 0.0
+    if engine is not None:
+        known = float(np.mean(engine.position[kept] >= 0))
+        if known >= KNOWN_SHARE:
+            kept, before = kept & (engine.position >= 0), engine.position
+        else:
+            engine = None
+    asked = shown.query[kept]
+    every = shown.select(inside)
+    every = replace(every, query=numbered(every.query)[0])
+    position, before, kept = position[kept], before[kept], kept[inside]
+    repeated, no_trust = both_propensities(every, features, by)
+    positions = min(map(_usable, repeated.values()))
+    shown = every.select(kept)
+    queries = next(iter(repeated.values())).multiples.shape[1]
+    counts, replaced = (_count(shown, where, positions, queries) for where in (position, before))
     if not counts.clicks.sum():
         raise CannotTell(f"nothing was clicked in the first {positions} positions")
+    rows, shares = [], []
+    for bias, one in repeated.items():
+        rows += _rows(bias, one, counts, replaced, positions, features)
+        shares.append(_shares(counts, one.slope[:1, :positions]))
+    first = next(iter(repeated.values()))
+    rows.append(_replayed(shown, position, before, positions, counts.searches, first.multiples))
+    unseen, effective, clipped = shares[0]
+    return ClickEstimate(
+        tuple(rows),
+        engine="" if engine is None else engine.how,
+        known=known,
+        searches=int(counts.searches.sum()),
+        queries=len(np.unique(asked)),
+        clicks=int(counts.clicks.sum()),
+        positions=positions,
+        moved=float(np.mean(position != before)),
+        clipped=clipped,
+        unseen=unseen,
+        effective=effective,
+        propensities=first.found,
+        trust=repeated["trust"].found if "trust" in repeated and len(repeated) > 1 else None,
+        no_trust=no_trust,
+        notes=(ONLY_SHOWN, *dict.fromkeys(note for one in repeated.values() for note in one.found.notes)),
+    )
+
+
+def both_propensities(
+    shown: ShownResults, features: Features, by: Propensities | None = None
+) -> tuple[dict[Bias, Repeated], str]:
+    """Propensities under both biases, and why there are none under trust bias."""
+    try:
+        position = _given(shown, by) if by is not None else repeated_propensities(shown, features)
+    except NotIdentifiable as problem:
+        raise CannotTell(str(problem)) from None
+    if by is not None and by.extra[by.known].any():
+        return {"trust": position}, ""
+    slope = np.nan_to_num(position.slope[0], nan=0.0)
+    counts = _count(shown, shown.position, len(slope), position.multiples.shape[1])
+    expected = np.zeros(len(features))
+    expected[counts.pair] = _regression(counts, slope, np.zeros(len(slope)), features)
+    try:
+        return {"position": position, "trust": repeated_trust(shown, position, expected)}, ""
+    except NotIdentifiable as problem:
+        return {"position": position}, problem.because
+
+
+def with_errors(repeated: Repeated, rate: float = TYPICAL_RATE) -> Propensities:
+    """Propensities of all usable positions with their joint errors, also of those with a wide interval, for the gate.
+
+    Principal components are those of the click probability of a document with a typical `rate` in the first position.
+    """
+    positions = _usable(repeated)
     slope, extra = repeated.slope[:, :positions], repeated.extra[:, :positions]
-    expected = _regression(counts, slope[0], extra[0], features)
-    ratio, seen = _ratios(counts, slope[:1])
+    error = CERTAIN * spread_of(np.log(slope[1:]))
+    low, high = (slope[0] * np.exp(sign * error) for sign in (-1, 1))
+    changes = np.hstack([(slope[1:] - slope[0]) * rate, extra[1:] - extra[0]]) / math.sqrt(len(slope) - 1)
+    _, sizes, found = np.linalg.svd(changes, full_matrices=False)
+    directions = (sizes[:, None] * found).reshape(-1, 2, positions) / np.array([rate, 1.0])[:, None]
+    return replace(repeated.found, slope=slope[0], extra=extra[0], low=low, high=high, directions=directions)
+
+
+def _shares(counts: _Counts, slope: Reals) -> tuple[float, float, float]:
+    """Shares of impressions without exposure, effective number of queries, and share of clipped clicks."""
+    ratio, seen = _ratios(counts, slope)
     would = counts.there @ slope[0]
     unseen = float(would[~seen[:, 0]].sum() / would.sum())
     if unseen > UNSEEN:
@@ -171,34 +303,89 @@ def estimate_clicks(
             f"its {int(counts.clicks.sum()):,} clicks have the weight of {effective:.0f} queries, but at least "
             f"{FEWEST:.0f} are needed"
         )
-    logged = _logged(counts, repeated.multiples)
-    both = _estimates(counts, expected, slope, extra, repeated.multiples)
-    rows = [
-        _row(name, "clicks per list", logged, values) for name, values in zip((IPS, DOUBLY_ROBUST), both, strict=True)
+    cut = counts.clicks @ (_ratios(counts, slope, cut=False)[0][:, 0] > MAX_RATIO) / counts.clicks.sum()
+    return unseen, effective, float(cut)
+
+
+def _rows(
+    bias: Bias, repeated: Repeated, counts: _Counts, replaced: _Counts, positions: int, features: Features
+) -> list[EstimateRow]:
+    """Both estimates under one bias: of the model, and of the order that it is compared with."""
+    slope, extra, multiples = repeated.slope[:, :positions], repeated.extra[:, :positions], repeated.multiples
+    expected = _regression(counts, slope[0], extra[0], features)
+    logged = _logged(counts, multiples)
+    model = _estimates(counts, expected, slope, extra, multiples)
+    if np.array_equal(replaced.here, replaced.there):
+        other: tuple[Reals, ...] = (logged, logged)
+    else:
+        other = _estimates(replaced, expected, slope, extra, multiples)
+    return [
+        EstimateRow(
+            name, bias, "clicks per list", float(logged[0]), float(b[0]), _interval(values), _interval(values - b)
+        )
+        for name, values, b in zip((IPS, DOUBLY_ROBUST), model, other, strict=True)
     ]
-    rows.append(_replayed(shown, position, positions, counts.searches, repeated.multiples))
-    cut = counts.clicks @ (_ratios(counts, slope[:1], cut=False)[0][:, 0] > MAX_RATIO) / counts.clicks.sum()
-    return ClickEstimate(
-        tuple(rows),
-        searches=int(counts.searches.sum()),
-        queries=len(np.unique(asked)),
-        clicks=int(counts.clicks.sum()),
-        positions=positions,
-        moved=float(np.mean(position != shown.position)),
-        clipped=float(cut),
-        unseen=unseen,
-        effective=effective,
-        propensities=repeated.found,
-        notes=repeated.found.notes,
-    )
+
+
+def engine_order(
+    shown: ShownResults, scores: NDArray[np.floating] | None = None, swap: NDArray[np.integer] | None = None
+) -> EngineOrder:
+    """The engine's order of the documents of every list, before it was randomised.
+
+    It follows from the scores that lists were sampled with [results], or from the logged swaps [searches]: the upper
+    position from 1, negative if it was swapped, 0 if no pair was drawn. Without either, it is the most common order of
+    the same documents for a query: shown MIN_SHOWN times, and at least twice as often as any other.
+    """
+    if scores is not None:
+        return EngineOrder(new_places(shown, scores), "sampling scores in the log")
+    if swap is not None:
+        upper = np.asarray(swap, np.int64)[shown.search]
+        moves = np.where(shown.position == -upper - 1, 1, np.where(shown.position == -upper, -1, 0))
+        return EngineOrder(shown.position + np.where(upper < 0, moves, 0), "swaps in the log")
+    return EngineOrder(_most_common(shown), "most common order of each query")
+
+
+def _most_common(shown: ShownResults) -> Integers:
+    """[results]: positions in the most common order of the same documents; -1 if it is not common enough."""
+    rows = np.lexsort((shown.pair, shown.search))
+    pair, position, search = shown.pair[rows], shown.position[rows], shown.search[rows]
+    starts = np.flatnonzero(np.diff(search, prepend=-1))
+    # Sums of hashes identify the documents of a list, and their order.
+    documents = np.add.reduceat(_hashed(pair), starts)
+    order = np.add.reduceat(_hashed(_hashed(pair) + position.astype(np.uint64)), starts)
+    _, group = np.unique(documents, return_inverse=True)
+    _, example, times = np.unique(order, return_index=True, return_counts=True)
+    of_order = group[example]
+    ranked = np.lexsort((-times, of_order))
+    first = ranked[np.unique(of_order[ranked], return_index=True)[1]]
+    others, second = times.copy(), np.zeros(len(first), np.int64)
+    others[first] = 0
+    np.maximum.at(second, of_order, others)
+    sure = (times[first] >= MIN_SHOWN) & (times[first] >= 2 * second)
+    lengths = np.diff(starts, append=len(rows))
+    there = np.arange(len(rows)) + np.repeat(starts[example[first][group]] - starts, lengths)
+    found = np.empty(len(shown), np.int64)
+    found[rows] = np.where(np.repeat(sure[group], lengths), position[there], -1)
+    return found
+
+
+def _hashed(values: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """64-bit hashes of integers (the finaliser of SplitMix64)."""
+    mixed = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> Integers:
     """[results]: the model's position of each among the documents of its list; ties keep the order shown."""
-    order = np.lexsort((shown.position, -np.asarray(scores, np.float64), shown.search))
-    before = np.lexsort((shown.position, shown.search))
+    search, where, worth = shown.search, shown.position, -np.asarray(scores, np.float64)
     position = np.empty(len(shown), np.int64)
-    position[order] = shown.position[before]
+    steps = np.diff(search)
+    if np.all((steps > 0) | (steps == 0) & (np.diff(where) > 0)):  # as a log has them; ties keep this order
+        position[np.lexsort((worth, search))] = where
+    else:
+        position[np.lexsort((where, worth, search))] = where[np.lexsort((where, search))]
     return position
 
 
@@ -237,9 +424,15 @@ def _count(shown: ShownResults, position: Integers, positions: int, queries: int
 
 def _ratios(counts: _Counts, slope: Reals, cut: bool = True) -> tuple[Reals, NDArray[np.bool_]]:
     """Importance weights [documents, repeats], and whether each document was examined."""
-    seen, would = counts.here @ slope.T, counts.there @ slope.T
+    seen, would = _products(counts.here, slope), _products(counts.there, slope)
     there = seen > 0
     return np.minimum(np.divide(would, seen, out=np.zeros_like(seen), where=there), MAX_RATIO if cut else np.inf), there
+
+
+def _products(table: Reals, values: Reals) -> Reals:
+    """[documents, repeats]; not `@`, whose threads wait for each other longer than such small products take."""
+    found: Reals = np.einsum("dp,rp->dr", table, values)
+    return found
 
 
 def _estimates(
@@ -256,7 +449,7 @@ def _estimates(
     ips, robust = np.empty(len(often)), np.empty(len(often))
     for first in range(0, len(often), _AT_A_TIME):
         some = slice(first, first + _AT_A_TIME)
-        alpha, beta, counted = slope[some].T, extra[some].T, often[some]
+        counted = often[some]
 
         def total(each: Reals, counted: Reals = counted) -> Reals:
             """Sums over documents [documents, repeats], weighted by the multiplicity of their queries."""
@@ -264,8 +457,9 @@ def _estimates(
             return summed
 
         ratio, _ = _ratios(counts, slope[some])
-        seen, would, unread = counts.here @ alpha, counts.there @ alpha, total(counts.there @ beta)
-        clicks = counts.clicks[:, None] - counts.here @ beta
+        seen, would = (_products(table, slope[some]) for table in (counts.here, counts.there))
+        unread = total(_products(counts.there, extra[some]))
+        clicks = counts.clicks[:, None] - _products(counts.here, extra[some])
         lists = counted @ counts.searches
         # Weighted clicks, divided by the share of new impressions that they represent.
         ips[some] = (total(ratio * clicks) / total(ratio * seen) * total(would) + unread) / lists
@@ -289,10 +483,6 @@ def _logged(counts: _Counts, multiples: Integers) -> Reals:
     return np.concatenate([[clicks.sum() / counts.searches.sum()], multiples @ clicks / (multiples @ counts.searches)])
 
 
-def _row(name: str, unit: str, logged: Reals, values: Reals, note: str = "") -> EstimateRow:
-    return EstimateRow(name, unit, float(logged[0]), _interval(values), _interval(values - logged), note)
-
-
 def _interval(values: Reals) -> Interval:
     error = CERTAIN * float(np.std(values[1:], ddof=1))
     return Interval(float(values[0]), float(values[0]) - error, float(values[0]) + error)
@@ -313,15 +503,17 @@ def _regression(counts: _Counts, slope: Reals, extra: Reals, features: Features)
 
 
 def _replayed(
-    shown: ShownResults, position: Integers, positions: int, searches: Reals, multiples: Integers
+    shown: ShownResults, position: Integers, before: Integers, positions: int, searches: Reals, multiples: Integers
 ) -> EstimateRow:
-    """The clicks, discounted by their new and by their logged positions."""
+    """The clicks, discounted by their new positions, and by those in the order that the model is compared with."""
     found = []
-    for where in (shown.position, position):
+    for where in (shown.position, before, position):
         gains = np.where(where < positions, shown.clicked / np.log2(where + 2.0), 0.0)
         total = np.bincount(shown.query, weights=gains, minlength=len(searches))
         found.append(np.concatenate([[total.sum() / searches.sum()], multiples @ total / (multiples @ searches)]))
-    return _row(REPLAY, "discounted clicks per list", found[0], found[1], BIASED)
+    logged, compared, model = found
+    values = float(logged[0]), float(compared[0]), _interval(model), _interval(model - compared)
+    return EstimateRow(REPLAY, "", "discounted clicks per list", *values, BIASED)
 
 
 def _given(shown: ShownResults, by: Propensities) -> Repeated:

@@ -190,9 +190,7 @@ def read_model(
 
     It is called with the file and the contents of `model.json`, or None for a text model of LightGBM.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = _of_folder(path)
+    path = model_file(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} contains no model; a finished run has a model.json in its folder")
     try:
@@ -259,8 +257,11 @@ def _only_weights(path: Path, content: dict[str, Any] | None) -> Model:
     raise ValueError(f"it contains a {name}, not weights; use a linear or neural model")
 
 
-def _of_folder(folder: Path) -> Path:
-    """The model of a run, or of an experiment with only one run."""
+def model_file(path: str | Path) -> Path:
+    """The file itself, or the model in the folder of a run, or of an experiment with only one run."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return folder
     own = folder / "model.json"
     runs = [] if own.exists() else sorted(folder.glob("*/*/run.json"))
     if len(runs) == 1:

@@ -56,6 +56,8 @@ _LOOKED_AT_FOR_TRUST = 5  # positions from the top that are tested for trust bia
 _FARTHEST = 12.0  # maximum absolute logarithm of a strength
 _RIDGE = 1e-6
 _SEED = 1
+_STEP = 1.0  # standard deviation of the change in trust from position 1 to 2, in logarithms; 1 / k of it from k on
+_VALID = 0.9  # minimum share of repeats in which two positions are comparable
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +144,8 @@ class Propensities:
     moved: int = 0  # number of pairs of query and document that changed positions
     queries: int = 0
     notes: tuple[str, ...] = ()
+    # [directions, 2, positions]: joint changes of slopes and extras by one standard error; None: `low` and `high` only
+    directions: Reals | None = None
 
     def __post_init__(self) -> None:
         if not len(self.slope) or {len(self.extra), len(self.low), len(self.high)} != {len(self.slope)}:
@@ -163,6 +167,7 @@ class Propensities:
     def as_json(self) -> dict[str, Any]:
         """Return JSON content; None for unknown values."""
         found = asdict(self)
+        found.pop("directions")
         for name in ("slope", "extra", "low", "high"):
             found[name] = [None if not math.isfinite(value) else value for value in getattr(self, name).tolist()]
         return found | {"notes": list(self.notes)}
@@ -375,7 +380,7 @@ def _reached(weight: Reals) -> NDArray[np.bool_]:
     return reached
 
 
-def _with_intervals(logs: Reals, meetings: Meetings, how: str) -> Propensities:
+def _with_intervals(logs: Reals, meetings: Meetings | Propensities, how: str) -> Propensities:
     """The first row is the estimate, the others are repeats of it."""
     with np.errstate(invalid="ignore"):
         error = CERTAIN * spread_of(logs[1:])
@@ -430,6 +435,89 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: Integers) -> R
             offer_swaps(shown),
         )
     return Repeated(made, multiples, np.exp(logs), np.vstack([extras, extra]))
+
+
+def repeated_trust(shown: ShownResults, position: Repeated, predicted: Reals) -> Repeated:
+    """Slopes and extras of all positions, with `predicted` relevance [pairs] as an instrument.
+
+    Predictions must not depend on the clicks of the same query. For documents that were in positions a and b, the
+    covariances of their click rates with the prediction then have the ratio of the slopes, so once in each position is
+    enough. Trust changes less and less from position to position: where clicks do not determine slopes, they follow the
+    position-only propensities, give or take _STEP / k, and all repeats include this uncertainty.
+    """
+    moments, where = _moments(shown, position.multiples, predicted)
+    weight, x, y = moments[..., 0], moments[..., 1], moments[..., 2]
+    positions = len(position.found.slope)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x, y, z, xz, yz = (moments[..., column] / weight for column in range(1, 6))
+        steep = np.log((yz - y * z) / (xz - x * z))
+        level = np.log(position.slope)
+    valid = np.isfinite(steep) & (weight > 0)
+    often = valid[0] & (valid[1:].mean(axis=0) >= _VALID)
+    spread = np.nanstd(np.where(valid[1:], steep[1:], np.nan)[:, often], axis=0)
+    sure = np.zeros(steep.shape)
+    sure[:, often] = np.where(valid[:, often], 1 / np.maximum(spread, 1e-3) ** 2, 0.0)
+    steep = np.where(sure > 0, steep, 0.0)
+    # Steps of the position-only propensities, as if they had been observed with the variance (_STEP / k)^2.
+    step = _STEP / np.arange(1, positions)
+    drawn = rng_for(_SEED, "trust").normal(size=(len(level), positions - 1)) * step
+    drawn[0] = 0.0
+    a = np.arange(positions - 1)
+    gap = np.zeros((len(level), positions, positions))
+    gap[:, a, a + 1] = np.nan_to_num(np.diff(level, axis=1)) + drawn
+    prior = np.zeros((positions, positions))
+    prior[a, a + 1] = 1 / step**2
+    weights = np.zeros_like(gap)
+    pull = np.zeros_like(gap)
+    weights[:, where // positions, where % positions] = sure
+    pull[:, where // positions, where % positions] = steep * sure
+    logs = _levels(weights + prior, np.divide(pull + gap * prior, weights + prior, where=weights + prior > 0, out=gap))
+    logs = np.where(np.isnan(level), np.nan, logs)
+    slopes = np.exp(logs)
+    # extra_b / slope_b - extra_a / slope_a = y / slope_b - x / slope_a
+    of_a, of_b = (np.nan_to_num(slopes[:, each], nan=1.0) for each in (where // positions, where % positions))
+    met = weight > 0
+    for table, values in ((weights, weight * of_a * of_b), (pull, y / of_b - x / of_a)):
+        table[:] = 0.0
+        table[:, where // positions, where % positions] = np.where(met, values, 0.0)
+    extras = _levels(weights, pull) * slopes
+    found = _with_intervals(logs, position.found, INTERVENTIONS)
+    sure_extra = found.known & np.isfinite(spread_of(extras[1:]))
+    made = replace(
+        found,
+        slope=np.where(sure_extra, found.slope, np.nan),
+        extra=np.where(sure_extra, np.round(extras[0], DIGITS), np.nan),
+        notes=(TRUST_NOTE,),
+    )
+    if not _enough(made, shown):
+        raise NotIdentifiable(
+            f"{position.found.moved:,} documents that moved do not separate trust bias from position bias within a "
+            f"factor of {WIDEST:g}",
+            offer_swaps(shown),
+        )
+    return Repeated(made, position.multiples, slopes, extras)
+
+
+def _moments(shown: ShownResults, multiples: Integers, predicted: Reals) -> tuple[Reals, Integers]:
+    """Sums over documents in two positions [1 + repeats, pairs of positions, 6], and the pairs as a x positions + b."""
+    pair, position, times, clicks, query, positions, queries = _cells(shown)
+    left, right = _within(pair)
+    n, m = times[left], times[right]
+    weight = n * m / (n + m)
+    x, y, z = clicks[left] / n, clicks[right] / m, predicted[pair[left]]
+    values = np.stack([weight, weight * x, weight * y, weight * z, weight * x * z, weight * y * z], axis=1)
+    where, cell = np.unique(position[left] * positions + position[right], return_inverse=True)
+    of_query = query[left] * len(where) + cell.ravel()
+    met, row = np.unique(of_query, return_inverse=True)
+    sums = np.stack([np.bincount(row.ravel(), weights=column, minlength=len(met)) for column in values.T], axis=1)
+    from scipy import sparse
+
+    often = np.vstack([np.ones((1, queries)), multiples])
+    found = np.empty((len(often), len(where), sums.shape[1]))
+    for column in range(sums.shape[1]):
+        table = sparse.csr_matrix((sums[:, column], (met % len(where), met // len(where))), (len(where), queries))
+        found[:, :, column] = (table @ often.T).T
+    return found, where
 
 
 def _signs_of_trust(meetings: Meetings, multiples: Integers) -> tuple[str, ...]:

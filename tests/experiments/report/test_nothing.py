@@ -18,6 +18,9 @@ from fedrank.experiments.report.write import write_report
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
+from fedrank.ranking.stored_estimate import store_estimate
 from tests.experiments.report.made_up_runs import write_experiment, write_grid, write_run
 
 CLAIM = """
@@ -81,11 +84,23 @@ def test_one_repeat_is_enough_for_the_warning(tmp_path: Path) -> None:
 def test_replay_of_a_log_is_not_called_worse_than_doing_nothing(tmp_path: Path) -> None:
     """Logged clicks favour the logged order, whatever users would click."""
     write_experiment(tmp_path)
-    write_run(tmp_path, level=0.3, nothing=0.45, given="logged order")
+    folder = write_run(tmp_path, level=0.3, nothing=0.45, given="logged order")
     text = " ".join(said(tmp_path).split())
     assert "By replay, the logged order has a significantly higher ndcg@10 than only by 0.1" in text
     assert "run fedrank model estimate" in text
     assert "Worse than" not in text
+    [row] = nothing_table(findings(tmp_path), "ndcg@10").cells
+    assert (row[-1].text, row[-1].tone) == ("lower by replay", "quiet")
+    # The estimate comes first where one exists.
+    save_model(Model(Linear(), np.ones(3), 3), folder / "model.json")
+    store_estimate(folder, "log", "no document changed its position")
+    text = " ".join(said(tmp_path).split())
+    first = "Estimated clicks, only, fold 1, seed 1: the clicks cannot be estimated: no document changed its position."
+    assert 0 <= text.index(first) < text.index("All other values are replays") < text.index("do nothing")
+    assert "run fedrank model estimate" not in text
+    assert whole(findings(tmp_path)).parts[0].text == first  # type: ignore[union-attr]
+    (folder / "estimate.json").write_text("{}")
+    assert "is not a valid estimate" in said(tmp_path)
 
 
 def test_a_model_above_it_has_no_warning(tmp_path: Path) -> None:

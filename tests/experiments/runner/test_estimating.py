@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
-from fedrank.data.synthetic_shown import STATIC, made_up_queries, simulate_shown
+from fedrank.data.synthetic_shown import STATIC, Showing, made_up_queries, simulate_shown
 from fedrank.experiments.runner.position_bias import read_propensities
 from fedrank.experiments.runner.scoring import estimate_model
 from fedrank.ranking.estimate import CannotTell
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
+from fedrank.ranking.stored_estimate import estimate_file, stored_estimate
 from tests.made_up import made_up_log
 
 TRUTH = made_up_queries(300, seed=4)
@@ -40,7 +41,9 @@ def test_an_answer_with_a_picture(files, tmp_path):
     done = run("model", "estimate", files / "model.json", "--log", files / "log", "--out", tmp_path / "estimate.png")
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "Users would click more: +0." in said
+    assert "Better than what was shown, not shown to be better than the engine: +0." in said
+    assert "the log does not reveal the engine's order" in said
+    assert "a model that chooses among more candidates shows other documents" in said
     assert "8,000 lists of 300 queries" in said
     assert "plain replay is biased: clicks follow the order shown" in said
     assert (tmp_path / "estimate.png").read_bytes().startswith(b"\x89PNG")
@@ -52,11 +55,40 @@ def test_all_numbers_as_json(files):
     rows = {row["name"]: row for row in found["rows"]}
     truth = simulate_shown(TRUTH, 8000, popularity=0.2)
     true = truth.clicks_a_list(TRUTH.features @ TRUTH.best, positions=found["positions"])
-    assert rows["doubly robust"]["model"]["low"] <= true <= rows["doubly robust"]["model"]["high"]
-    assert found["propensities"]["slope"][0] == 1
+    for row in found["rows"][:4]:
+        assert row["model"]["low"] <= true <= row["model"]["high"]
+    assert rows["doubly robust"]["bias"] == "trust"
+    assert found["propensities"]["slope"][0] == found["trust"]["slope"][0] == 1
     same = estimate_model(files / "model.json", files / "log")
-    assert rows["doubly robust"]["model"]["value"] == same.rows[1].model.value
+    assert rows["doubly robust"]["model"]["value"] == same.rows[3].model.value
     assert same.searches == 8000  # it learned from none of them
+    assert (found["finding"], found["engine"]) == ("inconclusive", "")
+    stored = stored_estimate(files / "model.json")
+    assert stored == ("inconclusive", found["verdict"], "log")
+    assert json.loads((files / "estimate.json").read_text())["difference"] == found["difference"]
+    weights = (files / "model.json").read_bytes()
+    save_model(Model(Linear(), -TRUTH.best, 10, feature_names=NAMES), files / "model.json")
+    assert stored_estimate(files / "model.json") is None, "another model is in the file now"
+    (files / "model.json").write_bytes(weights)
+    assert stored_estimate(files / "model.json") == stored
+
+
+def test_the_engine_is_known_where_lists_were_sampled(tmp_path):
+    log = simulate_shown(TRUTH, 8000, popularity=0.2, showing=Showing(rankers=1, temperature=0.5))
+    log.write(tmp_path / "log")
+    for name, weights, finding in (("good", TRUTH.best, "better"), ("bad", -TRUTH.best, "worse")):
+        save_model(Model(Linear(), weights, 10, feature_names=NAMES), tmp_path / f"{name}.json")
+        done = run("model", "estimate", tmp_path / f"{name}.json", "--log", tmp_path / "log")
+        said = " ".join(done.output.split())
+        assert "the engine's order is known from the sampling scores in the log for 100% of the searches" in said
+        stored = stored_estimate(tmp_path / f"{name}.json")
+        assert stored is not None
+        assert stored.finding == finding
+        assert f"{stored.verdict[1:]}." in said
+    assert estimate_file(tmp_path / "bad.json") == tmp_path / "bad.estimate.json"
+    (tmp_path / "bad.estimate.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"not a valid estimate .*run fedrank model estimate again"):
+        stored_estimate(tmp_path / "bad.json")
 
 
 @pytest.mark.long
@@ -79,6 +111,10 @@ def test_why_it_cannot_be_told(files, tmp_path):
     said = " ".join(done.output.split())
     assert "The clicks cannot be estimated from this log: propensities are not identifiable" in said
     assert "Random swaps of two adjacent results in" in said
+    stored = stored_estimate(files / "model.json")
+    assert stored is not None
+    assert stored.finding == "inconclusive"
+    assert "cannot be estimated: propensities are not identifiable" in stored.verdict
     done = run("model", "estimate", files / "model.json", "--log", files / "static", "--json")
     assert (done.exit_code, list(json.loads(done.stdout))) == (1, ["cannot"])
     save_model(Model(Linear(), np.ones(3), 3), tmp_path / "three.json")
@@ -94,9 +130,7 @@ def test_why_it_cannot_be_told(files, tmp_path):
         estimate_model(files / "model.json", made_up_log(tmp_path / "log", [0, 1, 0]))
     with pytest.raises(ValueError, match="holds one model for all clients; remove client = 1"):
         estimate_model(files / "model.json", files / "log", client=1)
-    assert isinstance(
-        run("model", "estimate", files / "model.json", "--log", files / "log", "--bias", "x").exception, ValueError
-    )
+    assert isinstance(run("data", "propensities", files / "log", "--bias", "x").exception, ValueError)
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED, START_ALONE
+from fedrank.ranking.stored_estimate import stored_estimate
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
@@ -374,8 +375,7 @@ def below_nothing(analysis: Analysis) -> list[str]:
             if each.order == LOGGED:
                 lines.append(
                     f"By replay, the logged order has a significantly higher {column} than {', '.join(texts)}{more}. "
-                    "Replay counts logged clicks, which favour the logged order: to learn whether users would click "
-                    "more or less, run fedrank model estimate."
+                    "This does not show that the model is worse."
                 )
             else:
                 lines.append(
@@ -383,6 +383,27 @@ def below_nothing(analysis: Analysis) -> list[str]:
                     f"{', '.join(texts)}{more}."
                 )
     return lines
+
+
+def about_replay(analysis: Analysis) -> list[str]:
+    """For a search log: stored estimates of what users would click, and what replay of logged clicks means."""
+    if all(each.order != LOGGED for each in analysis.nothing):
+        return []
+    lines = []
+    for run in analysis.runs.finished:
+        try:
+            found = stored_estimate(run.path)
+            lines += [f"Estimated clicks, {run.label}: {found.verdict}."] if found is not None else []
+        except ValueError as problem:
+            lines.append(f"{problem}.")
+    more = [f"{len(lines) - MAX_NAMED} more runs have an estimate."] if len(lines) > MAX_NAMED else []
+    if not lines:
+        return [
+            "Values are replays of logged clicks, which favour the logged order: to learn whether users would click "
+            "more or less, run fedrank model estimate."
+        ]
+    replay = "All other values are replays of logged clicks, which favour the logged order."
+    return [*lines[:MAX_NAMED], *more, replay]
 
 
 def _baseline(

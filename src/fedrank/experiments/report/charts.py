@@ -209,7 +209,7 @@ def _draw_shares(axis: Any, shown: ShownDescription) -> None:
 
 @mpl.rc_context(CHART)
 def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
-    """Draw differences to the logged order with their intervals, and propensities by position."""
+    """Draw differences to the engine's order or to the lists shown, and propensities by position."""
     figure = Figure(figsize=(9.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     rows, by = found.rows[::-1], found.propensities
@@ -218,9 +218,10 @@ def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
         left.plot([one.low, one.high], [number, number], color=colour, lw=2)
         left.plot([one.value], [number], "o", color=colour, ms=5)
     left.axvline(0, color=COLOURS[1], lw=1)
-    left.set_yticks(range(len(rows)), [row.name + (" (biased)" if row.note else "") for row in rows])
+    left.set_yticks(range(len(rows)), [f"{row.name} ({f'{row.bias} bias' if row.bias else 'biased'})" for row in rows])
     left.set_ylim(-0.6, len(rows) - 0.4)
-    left.set_xlabel("additional clicks per list, compared with the logged order")
+    other = "the engine's order" if found.engine else "the lists shown"
+    left.set_xlabel(f"additional clicks per list, compared with {other}")
     left.set_title("Estimated clicks, 95 % intervals over queries")
     positions = np.flatnonzero(by.known)
     right.fill_between(positions + 1, by.low[positions], by.high[positions], color=COLOURS[0], alpha=0.2, lw=0)

@@ -816,25 +816,39 @@ def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
 
 
 def about_estimate(found: ClickEstimate) -> list[Section]:
-    """The estimates and their limits."""
+    """The verdict, the estimates under both biases, and their limits."""
     rows: list[Row] = []
     for row in found.rows:
         name = Cell(row.name, tone="warn" if row.note else "")
-        values = f"{row.logged:.4f}", f"{row.model.value:.4f}", _between(row.model)
-        rows.append([name, row.unit, *values, signed("", row.difference.value), _between(row.difference, "+")])
-    headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
+        values = [row.logged, row.compared, row.model.value] if found.engine else [row.logged, row.model.value]
+        difference = signed("", row.difference.value), _between(row.difference, "+")
+        rows.append([name, row.bias or "none", row.unit, *(f"{value:.4f}" for value in values), *difference])
+    engine = ["engine"] if found.engine else []
+    headings = ["estimate", "bias", "unit", "as shown", *engine, "model", "difference", "95 % interval"]
+    if found.engine:
+        order = (
+            f"the engine's order is known from the {found.engine} for {found.known:.0%} of the searches, which count"
+        )
+    else:
+        order = (
+            "the log does not reveal the engine's order, so the model is compared with the lists shown; these are "
+            "usually worse than the engine's, so a model that is better than them may be worse than the engine"
+        )
+    trust = f"trust bias cannot be estimated from this log: {found.no_trust}" if found.no_trust else ""
     points = [
+        order,
+        *([trust] if trust else []),
         f"{found.searches:,} lists of {found.queries:,} queries, an effective sample size of {found.effective:,.0f} "
-        f"queries; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
+        f"queries; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries, and "
+        "that of the verdict covers both biases",
         f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight clipped, "
         f"{found.unseen:.1%} of the model's top results were never shown at a known position",
-        f"the model moves {found.moved:.0%} of all results within their list; it reorders what was shown and retrieves "
-        "no other documents",
+        f"the model moves {found.moved:.0%} of all results within their list",
         *(f"{row.name} is {row.note}" for row in found.rows if row.note),
         *found.notes,
     ]
     verdict = paragraph(f"{found.verdict[0].upper()}{found.verdict[1:]}.")
-    return [Section("", (verdict, Table(headings, rows), Points(tuple(points))))]
+    return [Section("", (verdict, Table(headings, rows, 3), Points(tuple(points))))]
 
 
 def about_positions(by: Propensities, shown: ShownResults) -> list[Section]:

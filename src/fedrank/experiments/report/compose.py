@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from fedrank.display import count_of
 from fedrank.experiments.report import tables
-from fedrank.experiments.report.analysis import FEWEST, Analysis, analyse, below_nothing, what_final_means
+from fedrank.experiments.report.analysis import (
+    FEWEST,
+    Analysis,
+    about_replay,
+    analyse,
+    below_nothing,
+    what_final_means,
+)
 from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.sections import Drawing, Interactive, Listing, Paragraph, Part, Section, Span, paragraph
@@ -29,7 +36,8 @@ def whole(analysis: Analysis, anchor: str = "") -> Section:
         Interactive("curves", partial(curve_data, analysis, column), (drawings[column],))
         for column in sorted(drawings, key=lambda column: column != analysis.main)  # the main measure comes first
     ]
-    first: list[Part] = [paragraph(tables.headline(analysis), tone="lead"), *_below(analysis), *charts[:1]]
+    replay = map(paragraph, about_replay(analysis))
+    first: list[Part] = [*replay, paragraph(tables.headline(analysis), tone="lead"), *_below(analysis), *charts[:1]]
     return Section(analysis.title, (*first, *_sections(analysis, charts[1:])), over, anchor)
 
 
@@ -41,7 +49,7 @@ def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
 
 
 def _brief(analysis: Analysis) -> Section:
-    parts: list[Part] = [tables.final_table(analysis), *_below(analysis)]
+    parts: list[Part] = [*map(paragraph, about_replay(analysis)), tables.final_table(analysis), *_below(analysis)]
     parts += [replace(note, tone="quiet") for note in warnings(analysis)]
     if analysis.claims:
         parts.append(Section("Does it hold?", (replace(tables.claims_table(analysis), notes=()),)))

@@ -35,6 +35,7 @@ from fedrank.experiments.spec.experiment import to_tables
 from fedrank.experiments.spec.families import ExternalMethod, default_of, is_required
 from fedrank.experiments.spec.grid import Grid
 from fedrank.privacy.guarantees import up
+from fedrank.ranking.baseline_ranking import LOGGED
 from fedrank.toml import TomlTable, readable
 
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv other than quality
@@ -148,6 +149,8 @@ def nothing_table(analysis: Analysis, column: str) -> Table:
                 continue
             test, tone = found.contrast, found.verdict
             verdict = tone or ("not significant" if test.tested else f"not tested: {test.reason}")
+            if nothing.order == LOGGED and tone:  # logged clicks favour the logged order
+                verdict, tone = "higher by replay" if tone == "better" else "lower by replay", ""
             cells: Row = [
                 *([nothing.order] if several else []),
                 Cell(signed(column, test.difference), tone=tone),

@@ -19,10 +19,9 @@ from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.position_bias import read_propensities, shown_results
 from fedrank.names import did_you_mean, missing_file
-from fedrank.ranking.estimate import CannotTell, ClickEstimate, estimate_clicks
+from fedrank.ranking.estimate import CannotTell, ClickEstimate, engine_order, estimate_clicks
 from fedrank.ranking.measures import measure, per_query, ranking
 from fedrank.ranking.model import Model, Scorer, Tell, check_features, read_for, unheard
-from fedrank.ranking.propensity import Bias
 from fedrank.trees.model_files import load_model
 from fedrank.types import Scores
 
@@ -159,7 +158,6 @@ def estimate_model(
     folder: str | Path,
     *,
     latest: float | None = None,
-    bias: Bias = "position",
     propensities: str | Path | None = None,
     client: int | None = None,
     tell: Tell = unheard,
@@ -184,7 +182,9 @@ def estimate_model(
     data = log_part(log, np.arange(len(log)), model.normalised, getattr(model, "ranges", None))
     scores = np.asarray(model.score(data, client), np.float64)
     known = None if propensities is None else read_propensities(propensities)
-    return estimate_clicks(shown, scores, log.features, bias, known, shown.search >= first_counted)
+    sampled = None if log.scores is None else np.asarray(log.scores)[log.lists >= 0]
+    engine = engine_order(shown, sampled, getattr(log, "swap", None))
+    return estimate_clicks(shown, scores, log.features, known, shown.search >= first_counted, engine)
 
 
 def _check_features_of_log(model: Scorer, log: SearchLog) -> None:
