@@ -142,3 +142,26 @@ def test_texts_leave_a_data_set(logs):
     assert "Deleted the text of 7 of 7 queries" in said
     assert "Redacted, an e-mail address: 6" in said
     assert read_card(Path("data")).files, "the card is that of the new facts"
+
+
+@pytest.mark.long
+def test_a_window_is_held_out_and_continued(logs):
+    code, said = logs("build", *UBI, "--hold-out-users", "0.5", "--hold-out-key", "d")
+    assert code == 0, said
+    assert "entries are held out of training: all entries of 50 % of the users" in said
+    held = load_log("data").held_out
+    assert 0 < held.sum() < len(held)
+    code, said = logs("build", *UBI[:-1], "next", "--previous", "data")
+    assert code == 0, said
+    assert load_log("next").held_out.tolist() == held.tolist(), "the same users; the first window was not used"
+    for wrong, because in (
+        (["--hold-out-key", "x"], "no effect without --hold-out-users"),
+        (["--previous", "data", "--hold-out-key", "x"], "the key is that of the earlier data set"),
+        (["--previous", "nowhere"], "is not a data set, or holds no entries out"),
+        (["--hold-out-users", "2"], "hold_out_users must be between 0 and 1"),
+    ):
+        code, said = logs("build", *UBI[:-1], "other", *wrong)
+        assert code != 0
+        assert because in said
+    code, said = logs("build", "--log", "clicks.tsv", *DOCS, "--hold-out-days", "2")
+    assert "--hold-out-days is an option for a log of shown lists" in said

@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.cli.refresh import read_settings
 from fedrank.cli.renamed import RENAMED
 from fedrank.deploy.settings import read_federation, read_site
 from fedrank.experiments.spec.experiment import Experiment
@@ -48,7 +49,11 @@ CLICK_LOGS = ROOT / "docs" / "how-to" / "click-logs.md"
 FOLLOWED = (TUTORIAL, ORGANISATIONS, CLICK_LOGS)  # their code needs what precedes it
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
-OTHER_FILES: dict[str, Callable[[Path], object]] = {"sites": read_federation, "policy": read_site}  # by a key
+OTHER_FILES: dict[str, Callable[[Path], object]] = {  # by a key
+    "sites": read_federation,
+    "policy": read_site,
+    "trial": read_settings,
+}
 SMALLEST = {"rounds": 1, "data": {"name": "mq2008"}, "clients": {"count": 4}, "learner": {"name": "pdgd"}}
 
 

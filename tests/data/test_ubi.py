@@ -212,6 +212,40 @@ def test_the_same_lists_and_clicks_whatever_the_order_and_form(tmp_path):
     assert not rows.left_out
 
 
+def test_files_of_several_days_with_duplicates_and_skewed_clocks_are_the_same_log(tmp_path):
+    """Rows twice, clicks some minutes before their search, and clicks in a file of a later day."""
+    queries = [
+        asked(f"q{n}", [f"d{1 + (n + i) % 9}" for i in range(5)], client_id=f"c{n % 4}", timestamp=TIME + 5000 * n)
+        for n in range(40)
+    ]
+    hits = [row["query_response_hit_ids"] for row in queries]
+    events = [
+        event(hits[n][n % 5], f"q{n}", client_id=f"c{n % 4}", timestamp=TIME + 5000 * n + 20) for n in range(0, 40, 2)
+    ]
+    clean = read(tmp_path, queries, events)
+    assert clean.clicks.sum() == 20
+    skewed = [row | {"timestamp": row["timestamp"] - (10, 300, 3600)[n % 3]} for n, row in enumerate(events)]
+    for name, rows in (("queries", queries), ("events", skewed)):
+        for day in range(3):  # each day repeats the end of the day before, and clicks come a day late
+            some = (
+                rows[max(0, 14 * day - 5) : 14 * day + 14]
+                if name == "queries"
+                else rows[max(0, 7 * day - 10) : 7 * day]
+            )
+            some = [*some, *(rows[14:] if day == 2 and name == "events" else [])]
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / f"2023-11-{15 + day}.ndjson").write_text("".join(json.dumps(one) + "\n" for one in some))
+    (tmp_path / "queries" / "cursor.txt").write_text("not a log")
+    documents = read_documents(tmp_path / "docs.jsonl")
+    messy = read_ubi(tmp_path / "queries", tmp_path / "events", documents, tmp_path / "docs.jsonl")
+    assert lists_of(messy) == lists_of(clean)
+    assert messy.time.tolist() == clean.time.tolist()
+    assert set(messy.left_out) == {ubi.RELOADED, shown.REPEATED}, "duplicates are counted, nothing else is left out"
+    (tmp_path / "none").mkdir()
+    with pytest.raises(FileNotFoundError, match="contains no file"):
+        read_ubi(tmp_path / "none", tmp_path / "events", documents, tmp_path / "docs.jsonl")
+
+
 def test_the_same_page_again_is_one_list_and_another_order_is_another(tmp_path):
     again, other = asked(timestamp=TIME + 5), asked(hits=["d3", "d2", "d1"], timestamp=TIME + 50)
     clicks = [event(f"d{document}", timestamp=TIME + after) for document, after in ((1, 60), (2, 1), (3, 50))]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from fedrank.data.rows import RowReader, UnusableRow
 from fedrank.engine import team_draft as draft
+from fedrank.engine import trial as trial_module
 from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
 from fedrank.engine.start_trial import DRAFT, commands_of, plan_trial
@@ -21,6 +24,7 @@ from fedrank.engine.trial import EngineTrial, ForgottenEvents, find_trials
 from fedrank.engine.trial_decision import DecidedSearch, TrialRules, judge, needed
 from fedrank.engine.trial_events import BEFORE, parse_row
 from fedrank.engine.trial_record import digest_of, read_plan
+from fedrank.engine.trial_summary import about_reading
 from fedrank.ranking import gate
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
@@ -303,10 +307,105 @@ def test_clicks_may_come_before_or_after_their_searches(planned, tmp_path):
     assert trial.count().without_search == 20
     trial.read([a_file(tmp_path / "searches", searches)])
     count = trial.count()
-    assert (len(count.decided), count.open) == (20, 10), "ten are still waited for, ten were not clicked in time"
-    trial.read([a_file(tmp_path / "late", clicks[20:])], complete=True)
+    assert (len(count.decided), count.open) == (10, 30), "clicks are known until search 19, which is 10 minutes later"
+    trial.read([a_file(tmp_path / "late", clicks[20:])])
     count = trial.count()
-    assert (len(count.decided), count.late, count.open, count.unclicked) == (30, 10, 0, 10)
+    assert (len(count.decided), count.open, count.late) == (30, 10, 0)
+    trial.read([a_file(tmp_path / "none", [draft.click_line("s5", "c5", 0, "never shown")])], complete=True)
+    count = trial.count()
+    assert (len(count.decided), count.late, count.open, count.unclicked) == (40, 0, 0, 0)
+    trial.read([a_file(tmp_path / "more", [draft.click_line("s6", "c6", 0, "never shown")])])
+    assert trial.count().late == 1, "no more clicks were expected"
+
+
+def some_days(plan, folder, days):
+    """Files of searches and of clicks of some days, with rows that occur twice."""
+    files = []
+    for day in range(days):
+        lines = []
+        for number in range(20 * day, 20 * day + 20):
+            lines.append(a_search(plan, number * 72, client=f"c{number % 25}", wins=number % 3 > 0))
+        searches, clicks = ([one[part] for one in lines] for part in (0, 1))
+        files.append(a_file(folder / f"searches-{day}", searches))
+        files.append(a_file(folder / f"clicks-{day}", [*clicks, *clicks[:3]]))
+    again = draft.search_line([("b", "both")], ["b"], ["b"], "s0", "c0", BEGINNING + 30, plan.id)
+    return [*files, a_file(folder / "again", [again])]  # a search that was logged with other content
+
+
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_the_order_of_reading_does_not_matter(planned, tmp_path, at_once):
+    """Every permutation of the files, read one by one or two at a time: the same counts, evidence and decision."""
+    plan = planned(wait=600)
+    files = some_days(plan, tmp_path, days=2)
+    found = []
+    for order in itertools.permutations(files):
+        folder = tmp_path / "trial"
+        shutil.rmtree(folder / "events", ignore_errors=True)
+        trial = EngineTrial(folder)
+        outside = [trial.read(order[i : i + at_once]).outside for i in range(0, len(order), at_once)]
+        assert not any(outside)
+        count = trial.count()
+        found.append((vars(count), trial.judged(count).evidence.tolist(), trial.judged(count).ruling))
+        assert found[-1] == found[0], order
+    count = found[0][0]
+    assert count["searches"] == 40
+    assert (count["late"], count["too_old"], count["without_search"]) == (0, 0, 0)
+    assert len(count["decided"]) > 35
+    assert count["dropped"][trial_module.DIFFERS] == 1
+
+
+def test_what_is_read_outside_the_window_does_not_count_and_is_told(planned, tmp_path):
+    plan = planned(wait=600, window=86_400)
+    trial = EngineTrial(tmp_path / "trial")
+    files = some_days(plan, tmp_path, days=3)
+    trial.read(files[4:6])
+    brought = trial.read(files[:2])
+    count = trial.count()
+    assert brought.outside == count.too_old + count.late > 0
+    assert count.too_old + count.searches == 40
+    text = "\n".join(str(part) for section in about_reading(brought, count, 86_400) for part in section.parts)
+    assert f"{brought.outside:,} of these searches and clicks do not count" in text
+    assert "within 1 days" in text
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_adoption_rests_on_searches_that_cannot_change(planned, tmp_path, complete):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}", wins=number % 4 > 0) for number in range(120)]
+    trial.read([a_file(tmp_path / "day", lines[10:])])
+    assert (trial.judged().ruling, trial.judged().provisional) == ("undecided", True)
+    assert "which would be enough, but files of these days may still be read" in trial.judged().because
+    with pytest.raises(ValueError, match="does not show"):
+        adopt(trial)
+    if complete:
+        trial.read([], complete=True)
+    else:
+        trial.read([a_file(tmp_path / "later", a_search(plan, 8 * 24 * 60))])
+    assert (trial.judged().ruling, trial.judged().provisional) == ("adopt", False)
+    before = vars(trial.count()) | {"clicks": 0, "late": 0, "too_old": 0}
+    assert trial.read([a_file(tmp_path / "late", lines[:10])]).outside == 20
+    assert vars(trial.count()) | {"clicks": 0, "late": 0, "too_old": 0} == before, "what was adopted upon stays"
+
+
+def test_a_harmful_model_is_refused_at_once(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}", wins=False) for number in range(60)]
+    trial.read([a_file(tmp_path / "day", lines)])
+    assert (trial.judged().ruling, trial.judged().harmful) == ("refuse", True)
+
+
+def test_clicks_without_a_time_are_as_late_as_the_searches(planned, tmp_path):
+    plan = planned(wait=600)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}") for number in range(40)]
+    trial.read([a_file(tmp_path / "searches", [one[0] for one in lines])])
+    assert trial.count().open == 40, "no click is known, so none is missing yet"
+    untimed = [json.dumps({k: v for k, v in json.loads(one[1]).items() if k != "time"}) for one in lines]
+    trial.read([a_file(tmp_path / "clicks", untimed)])
+    count = trial.count()
+    assert (len(count.decided), count.open) == (30, 10)
 
 
 def test_a_file_that_grows_while_it_is_read_is_read_again(planned, tmp_path, monkeypatch):

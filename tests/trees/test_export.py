@@ -378,6 +378,23 @@ def test_a_forest_with_names_travels(tmp_path: Path):
     assert np.float32(root["threshold"]) + SLACK == np.float32(0.5)
 
 
+def test_a_text_model_keeps_the_names_that_lightgbm_wrote(tmp_path: Path):
+    rng = np.random.default_rng(4)
+    text = random_forest(rng).text
+    (tmp_path / "model.txt").write_text(text)
+    assert b"f1" in export_bytes(tmp_path), "numbers of columns are not names"
+    named = text.replace("Column_0 Column_1 Column_2", "title_bm25 price age")
+    (tmp_path / "model.txt").write_text(named)
+    content = export_bytes(tmp_path)
+    assert b"title_bm25" in content or b"price" in content or b"age" in content
+    assert b"f1" not in content
+
+
+def export_bytes(folder: Path) -> bytes:
+    export(folder / "model.txt", "solr", folder / "out.json")
+    return (folder / "out.json").read_bytes()
+
+
 def test_ranges_travel_with_data_and_model(tmp_path: Path):
     data = data_of(np.float32([[1, 5], [3, 5]]))
     there = normalise(data, "global")

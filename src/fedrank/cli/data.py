@@ -33,6 +33,7 @@ from fedrank.value_checks import LARGEST, Positive, at_least, at_most
 
 if TYPE_CHECKING:
     from fedrank.data.click_caps import ClickCaps
+    from fedrank.data.held_out import HoldOut
     from fedrank.data.logs import SearchLog
     from fedrank.progress import Progress
 
@@ -62,7 +63,7 @@ def data_list(as_json: AsJson = False) -> None:
 @data_app.command(
     "check",
     epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz  ·  fedrank data check "
-    "aol --out log.png",
+    "aol --out log.png  ·  fedrank data check shop/june --against shop/may --out drift.png",
 )
 def data_check(
     paths: Annotated[
@@ -71,6 +72,9 @@ def data_check(
             help="Judged files (LETOR; also .gz, .xz), or one data set folder written by fedrank data build."
         ),
     ],
+    against: Annotated[
+        Path | None, typer.Option(help="Earlier data set: report drift of features and click rates; status 1 if any.")
+    ] = None,
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,8 +82,13 @@ def data_check(
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
             raise ValueError(f"give one data set folder, or data files (got {len(paths)} paths with a folder)")
-        _describe_log(paths[0], out, as_json)
+        if against is not None:
+            _compare_logs(paths[0], against, out, as_json)
+        else:
+            _describe_log(paths[0], out, as_json)
         return
+    if against is not None:
+        raise ValueError(f"--against {against} compares data set folders; remove it to check files")
     if out is not None:
         raise ValueError(f"--out {out} draws a data set folder; remove it to check files")
     from fedrank.data.check import check_files
@@ -110,6 +119,22 @@ def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
 
         draw_log(log, out)
         print_file("Picture", out, as_json)
+
+
+def _compare_logs(folder: Path, against: Path, out: Path | None, as_json: bool) -> None:
+    from fedrank.data.drift import drift
+    from fedrank.data.logs import load_log
+    from fedrank.experiments.report.command_output import about_drift
+
+    found = drift(load_log(folder), load_log(against))
+    print_result(as_json, found.as_json, lambda: about_drift(found))
+    if out is not None:
+        from fedrank.experiments.report.charts import draw_drift
+
+        draw_drift(found, out)
+        print_file("Picture", out, as_json)
+    if found.drifted:
+        raise typer.Exit(EXIT_FAILURE)
 
 
 @data_app.command(
@@ -197,6 +222,24 @@ class ShownOptions:
     keep_patterns: bool = False  # store the text of queries that contain e-mail addresses or long numbers
     redact_words: Path | None = None  # words, one per line; the text of queries that contain one is not stored
     drop_redacted: bool = False  # also drop the lists of redacted queries
+    hold_out_days: float | None = None  # hold the latest days out of training, for one estimate of a model
+    hold_out_users: float | None = None  # hold this share of the users out of training, with all their lists
+    hold_out_key: str = ""  # key that chooses the users, for reproducible simulations; default: a new key
+    previous: Path | None = None  # data set that this one continues: same held-out users, a later window
+
+    def hold_out(self) -> HoldOut | None:
+        """What to hold out; None: nothing."""
+        from fedrank.data.held_out import HoldOut, continued
+
+        if self.previous is not None:
+            if self.hold_out_key:
+                raise ValueError("--hold-out-key: with --previous, the key is that of the earlier data set; remove it")
+            return continued(self.previous, self.hold_out_days, self.hold_out_users)
+        if self.hold_out_days is None and self.hold_out_users is None:
+            if self.hold_out_key:
+                raise ValueError("--hold-out-key has no effect without --hold-out-users; remove it, or give both")
+            return None
+        return HoldOut(self.hold_out_days, self.hold_out_users, self.hold_out_key)
 
 
 @data_app.command(
@@ -204,6 +247,8 @@ class ShownOptions:
     epilog="Examples:  fedrank data build --log log.tsv --docs corpus.jsonl --out aol  ·  fedrank data build --log "
     "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person  ·  fedrank data "
     "build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out shop --keep-days 90"
+    "  ·  fedrank data build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out "
+    "shop --hold-out-days 7 --hold-out-users 0.1"
     "  ·  fedrank data build --aol4foltr metadata.csv --letor letor.txt --out aol",
 )
 @with_settings
@@ -221,10 +266,11 @@ def data_build(
         ),
     ] = None,
     ubi_queries: Annotated[
-        Path | None, typer.Option(help="Queries and their results in the format of User Behavior Insights: .ndjson.")
+        Path | None,
+        typer.Option(help="Queries and results in the format of User Behavior Insights: .ndjson, or a folder of them."),
     ] = None,
     ubi_events: Annotated[
-        Path | None, typer.Option(help="Clicks in the format of User Behavior Insights: .ndjson.")
+        Path | None, typer.Option(help="Clicks in the format of User Behavior Insights: .ndjson, or a folder of them.")
     ] = None,
     aol4foltr: Annotated[
         Path | None, typer.Option(help="Published metadata.csv of AOL4FOLTR; also give its features with --letor.")
@@ -298,11 +344,58 @@ def data_build(
             shown.rare or redaction.people, not shown.keep_patterns, words, "drop" if shown.drop_redacted else "replace"
         ),
         keep_days=shown.keep_days,
+        hold_out=shown.hold_out(),
         columns=columns,
         features=features,
         **more.selection(),
     )
     _make_log(lambda report: build_shown(source, docs, out, how, threads=workers, progress=report), more.quiet)
+
+
+@data_app.command(
+    "fetch",
+    epilog="Examples:  fedrank data fetch https://search.example.org:9200 --out ubi --credentials opensearch.txt  ·  "
+    "OPENSEARCH_USER=reader OPENSEARCH_PASSWORD=... fedrank data fetch https://search.example.org:9200 --out ubi "
+    "--since 2026-01-01",
+)
+def data_fetch(
+    url: Annotated[str, typer.Argument(help="Address of the OpenSearch cluster: https://HOST:PORT.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files and the cursor.")],
+    credentials: Annotated[
+        Path | None,
+        typer.Option(help="File with user:password. Default: OPENSEARCH_USER and OPENSEARCH_PASSWORD."),
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates of the authority that signed the cluster's.")] = None,
+    since: Annotated[str, typer.Option(help="Date at which the first call begins. Default: the first row.")] = "",
+    overlap_hours: Annotated[float, typer.Option(help="Hours by which events may be indexed late.")] = 24.0,
+    queries: Annotated[str, typer.Option(help="Index of queries.")] = "ubi_queries",
+    events: Annotated[str, typer.Option(help="Index of events.")] = "ubi_events",
+    page: Annotated[int, typer.Option(help="Rows per request, at most 10,000.")] = 1000,
+) -> None:
+    """Copy new queries and events of User Behavior Insights from OpenSearch to files for fedrank data build.
+
+    The next call continues, also after it was stopped. Certificates are always verified.
+    """
+    from fedrank.data.fetch_ubi import FetchSettings, fetch_ubi, open_client
+    from fedrank.data.values import parse_time
+
+    begin = parse_time(since) if since else 0.0
+    if begin is None:
+        raise ValueError(f"--since must be a date such as 2026-01-31 (got {since!r})")
+    settings = FetchSettings(queries, events, int(1000 * begin), overlap_hours, page)
+    client = open_client(url, credentials, ca)
+    from opensearchpy.exceptions import OpenSearchException
+
+    try:
+        with progress() as tell:
+            found = fetch_ubi(client, out, settings, progress=tell)
+    except OpenSearchException as problem:
+        text = "".join(one for one in str(problem) if one.isprintable())
+        raise ConnectionError(f"{url} did not answer: {text[:300]}; what was fetched stays, try again later") from None
+    for one in found:
+        print_line(f"{one.folder}: {one.rows:,} new rows, {one.known:,} known ones")
+    folders = f"--ubi-queries {found[0].folder} --ubi-events {found[1].folder}"
+    print_line(f"Next: fedrank data build {folders} --docs DOCS --out DATA")
 
 
 @data_app.command(
@@ -334,7 +427,7 @@ def data_propensities(
         text = str(problem)
         print_line(f"{text[0].upper()}{text[1:]}.")
         raise typer.Exit(EXIT_FAILURE) from None
-    print_result(as_json, by.as_json, lambda: about_positions(by, shown_results(log)))
+    print_result(as_json, by.as_json, lambda: about_positions(by, shown_results(log, log.training_rows())))
     if out is not None:
         write_atomic(out, json.dumps(by.as_json(), indent=1) + "\n")
         print_file("Propensities", out, as_json)

@@ -210,6 +210,32 @@ def _note_omitted(path: Path, left_out: dict[str, LeftOut]) -> None:
         print_note(f"{path}: omitted, {reason}: {count}")
 
 
+@engine_app.command(
+    "refresh",
+    epilog="Example:  fedrank engine refresh site  ·  with site/refresh.toml that has the sections build, train (or "
+    "received), trial, and fetch if the log is in OpenSearch",
+)
+def engine_refresh(
+    home: Annotated[Path, typer.Argument(help="Folder with refresh.toml; data, runs and trials are written there.")],
+) -> None:
+    """Refresh the model of one site, for a timer: new log files, drift, training, estimate, and a planned trial.
+
+    A step that is done is skipped. Status 1: the estimate vetoes the new model.
+    """
+    import io
+    from contextlib import redirect_stdout
+
+    from fedrank.cli import app
+    from fedrank.cli.refresh import refresh
+
+    def call(words: list[str]) -> int:
+        with redirect_stdout(io.StringIO()):  # one line per step
+            return app(words, standalone_mode=False) or 0
+
+    if not refresh(home, call, print_line):
+        raise typer.Exit(EXIT_FAILURE)
+
+
 trial_app = typer.Typer(
     help="Compare two models on live queries of your engine (interleaving); clicks decide which one is used.",
     no_args_is_help=True,
@@ -272,9 +298,12 @@ def trial_plan(
     from fedrank.engine.trial_decision import TrialRules, needed
     from fedrank.engine.trial_record import PLAN
     from fedrank.engine.trial_summary import about_plan
+    from fedrank.ranking.model_remarks import remarks_on
 
     rules = TrialRules.for_wins(wins, level, per_client=limits.per_client, liars=limits.liars, wait=60 * limits.wait)
     plan, files = plan_trial(model, against, to, out, rules, url=url, index=index, **vars(more))
+    for remark in remarks_on(model):
+        print_note(remark)
     print_sections(about_plan(plan, needed(rules)))
     print_line(f"Record: {out / PLAN}")
     for file in files:
@@ -295,17 +324,23 @@ def trial_read(
     ],
     old_id: Annotated[str | None, typer.Option(help="Id of the old model in OpenSearch.")] = None,
     new_id: Annotated[str | None, typer.Option(help="Id of the new model in OpenSearch.")] = None,
-    complete: Annotated[bool, typer.Option("--complete", help="Do not wait for more clicks on these queries.")] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Everything until now was read: do not wait for more of it.")
+    ] = False,
 ) -> None:
-    """Read shown lists and clicks into a trial. Every row is checked; a file that is read twice counts once."""
+    """Read shown lists and clicks into a trial. Every row is checked; a file that is read twice counts once.
+
+    Searches and clicks may be in different files, and days may be read in any order within seven days.
+    """
     from fedrank.engine.trial import EngineTrial
     from fedrank.engine.trial_summary import about_reading
 
     labels = {label: side for label, side in ((old_id, "old"), (new_id, "new")) if label is not None}
     folder = EngineTrial(trial)
     brought = folder.read(events, labels, complete)
-    print_sections(about_reading(brought))
-    judgement = folder.judged()
+    count = folder.count()
+    print_sections(about_reading(brought, count, folder.plan.rules.window))
+    judgement = folder.judged(count)
     print_line(f"So far: {judgement.because} ({judgement.ruling}). Details: fedrank engine trial decide {trial}")
 
 
@@ -326,6 +361,8 @@ def trial_decide(trial: TrialFolder, out: Picture = None, who: Who = None) -> No
         print_line(f"Return to the old order: fedrank engine trial rollback {trial} --because '{judgement.because}'")
     else:
         print_line(f"Continue: fedrank engine trial read {trial} EVENTS")
+        if judgement.provisional:
+            print_line("If everything until now was read, add --complete: rows of these days do not count later.")
 
 
 @trial_app.command("show", epilog="Example:  fedrank engine trial show trials/spring")

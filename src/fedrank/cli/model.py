@@ -86,7 +86,8 @@ def evaluate(
 
 @model_app.command(
     epilog="Examples:  fedrank model export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  "
-    "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json"
+    "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json  ·  "
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway"
 )
 def export(
     model: ModelFile,
@@ -101,10 +102,28 @@ def export(
     ] = None,
     client: Client = None,
     store: Annotated[str | None, typer.Option(help="Feature store in Solr. Default: Solr's default store.")] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Export a model that its run or its estimate calls worse than doing nothing."),
+    ] = False,
 ) -> None:
     """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores."""
+    from fedrank.experiments.report.analysis import worse_than_nothing
+    from fedrank.ranking.model import model_file
+    from fedrank.ranking.model_remarks import remarks_on
+    from fedrank.ranking.stored_estimate import stored_estimate
     from fedrank.trees.export import export as write
 
+    for remark in remarks_on(model):
+        print_note(remark)
+    file = model_file(model)
+    found = stored_estimate(file)
+    worse = found.verdict if found is not None and found.finding == "worse" else worse_than_nothing(file.parent)
+    if worse and not anyway:
+        raise ValueError(
+            f"{file}: {worse[0].lower()}{worse[1:].rstrip('.')}. Nothing was exported; try it on live queries (fedrank "
+            "engine trial plan), or use --anyway"
+        )
     done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
     print_line(f"{done.what}: {done.path}")
     print_line(done.next)

@@ -12,7 +12,7 @@ import json
 import os
 import time as clock
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from fedrank.data.click_log import rank_users
 from fedrank.data.documents import Documents
 from fedrank.data.feature_sets import MakeExtractor, built_in_features
 from fedrank.data.from_ir_datasets import documents_from
+from fedrank.data.held_out import HoldOut, begin_window, held_out_facts, new_key
 from fedrank.data.lists import ListRules
 from fedrank.data.log_folder import (
     Marks,
@@ -43,7 +44,7 @@ from fedrank.data.mapped import save_array
 from fedrank.data.redaction import Redaction, replaced
 from fedrank.data.rows import BAD_ROW, list_reasons, stored_reasons
 from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
-from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
+from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, files_of, read_ubi
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
 from fedrank.types import Features
@@ -52,6 +53,7 @@ DAY = 86_400
 TOO_OLD = "older than the retention period"
 FUTURE = "dated in the future"
 EXCLUDED = "of excluded users"
+COUNTED = "of held-out users, from before the end of a window that was used"
 REDACTED = "of redacted queries"
 NOT_CHOSEN = "of users that were not chosen"
 _SOME = 100_000  # lists per write
@@ -66,7 +68,7 @@ REMEDIES = {  # by the most frequent problem of an unusable log
 
 
 class UbiSource(NamedTuple):
-    """The two files of User Behavior Insights (UBI): queries and events."""
+    """Queries and events of User Behavior Insights (UBI): two files, or two folders of files."""
 
     queries: Path
     events: Path
@@ -81,6 +83,7 @@ class ShownBuild(BuildSettings):
     caps: ClickCaps = field(default_factory=ClickCaps)
     redaction: Redaction = field(default_factory=Redaction)
     keep_days: int | None = None  # retention period; older lists are not stored. None: no limit
+    hold_out: HoldOut | None = None  # entries that are not used for training; None: all may be used
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,13 +115,16 @@ def build_shown(
         since = int((clock.time() if now is None else now) // DAY - settings.keep_days + 1) * DAY
     request = {
         "format": FORMAT,
-        "log": [fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
+        "log": [_fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
         "documents": fingerprint(documents),
         "settings": _stored(settings, since),
     }
 
     def build(marks: Marks) -> None:
         progress("read", 0, 1)
+        hold_out = settings.hold_out
+        if hold_out is not None:
+            hold_out = replace(hold_out, key=hold_out.key or marks.done.get("key") or new_key())
         collection = documents_from(documents)
         if isinstance(source, UbiSource):
             rows = read_ubi(source.queries, source.events, collection, documents, settings.ubi)
@@ -126,11 +132,13 @@ def build_shown(
         else:
             rows = read_shown(source, collection, settings.columns, settings.ubi.positions, settings.drawn)
             files = {"log": source.name}
-        chosen = choose(rows, settings, since)
+        chosen = choose(rows, settings if hold_out is None else replace(settings, hold_out=hold_out), since)
         built_in = built_in_features(settings.features, settings.stem, False, ListRules().depth, threads)
         chosen_extractor = (extractor or built_in)(collection)
         progress("read", 1, 1)
         marks.begin()
+        if hold_out is not None:
+            marks.set("key", hold_out.key)  # a build that continues must hold out the same users
         texts = [chosen.rows.queries[query] for query in np.unique(chosen.rows.query)]
         if "gathered" not in marks.done:
             _gather(out, chosen, collection)
@@ -140,6 +148,8 @@ def build_shown(
         broken = len(collection.broken)
         files |= {"documents": documents.name}
         common = log_facts(marks, chosen.rows, chosen.read, files, chosen_extractor.names, broken)
+        if hold_out is not None:
+            begin_window(out, hold_out, int(chosen.rows.time.max()))
         finish(out, common | _facts(chosen, common["counts"]))
 
     return build_folder(out, request, build)
@@ -148,11 +158,21 @@ def build_shown(
 def _stored(settings: ShownBuild, since: int | None) -> dict[str, Any]:
     """Settings as they are stored, without redacted words and excluded users, which may be personal data."""
     stored: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    if settings.hold_out is None:
+        del stored["hold_out"]  # older data sets do not have it
+    else:
+        stored["hold_out"]["key"] = _digest([settings.hold_out.key] if settings.hold_out.key else [])
+        del stored["hold_out"]["previous"]
     stored["redaction"]["words"] = len(settings.redaction.words)
     stored["redaction"]["list"] = _digest(settings.redaction.words)
     if settings.exclude:
         stored["exclude"] = {"users": len(settings.exclude), "list": _digest(settings.exclude)}
     return stored | {"since": since}
+
+
+def _fingerprint(path: Path) -> str:
+    """Fingerprint of a file, or of the files in a folder."""
+    return _digest([fingerprint(one) for one in files_of(path)]) if path.is_dir() else fingerprint(path)
 
 
 def _digest(names: Sequence[str]) -> str:
@@ -171,6 +191,8 @@ class ChosenLists(NamedTuple):
     cut: dict[str, Cut]  # lists removed by limits, by rule
     clicks: NDArray[np.int64]  # [users]: clicks before filtering, in descending order
     read: int  # usable lists in the log
+    held: NDArray[np.bool_] | None = None  # [lists]: not for training; None: nothing is held out
+    held_facts: dict[str, Any] | None = None
 
     @property
     def users(self) -> list[str]:
@@ -209,6 +231,8 @@ def choose(rows: ShownRows, settings: ShownBuild, since: int | None = None) -> C
         until = since + ((settings.keep_days or 0) + 1) * DAY  # tolerate clocks that are up to a day ahead
         restrict(rows.time < until, FUTURE)
     restrict(~np.isin(rows.user, [rows.users.index(name) for name in settings.exclude]), EXCLUDED)
+    if (hold_out := settings.hold_out) is not None and hold_out.after is not None:
+        restrict(~(hold_out.chosen(rows.users)[rows.user] & (rows.time <= hold_out.after)), COUNTED)
     rows, cut = _capped(rows, settings.caps)
     people = np.unique(np.stack([rows.query, rows.user]), axis=1)[0]
     reasons = settings.redaction.reasons(rows.queries, np.bincount(people, minlength=len(rows.queries)))
@@ -225,7 +249,11 @@ def choose(rows: ShownRows, settings: ShownBuild, since: int | None = None) -> C
             "relax the filters"
         )
     restrict(rank[rows.user] >= 0, NOT_CHOSEN)
-    return ChosenLists(rows, reasons, ranking, rank, dropped, cut, all_clicks, read)
+    chosen = ChosenLists(rows, reasons, ranking, rank, dropped, cut, all_clicks, read)
+    if hold_out is None:
+        return chosen
+    held = hold_out.entries(rows.time, rows.user, rows.users)
+    return chosen._replace(held=held, held_facts=held_out_facts(hold_out, held, int(rows.time.max())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +346,8 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
     save_arrays(out, first=rows.first, user=chosen.rank[rows.user], time=rows.time, query=query)
     if rows.swap is not None:
         save_arrays(out, swap=rows.swap)
+    if chosen.held is not None:
+        save_arrays(out, held_out=chosen.held)
     save_arrays(out, document=codes % len(documents))
     save_array(out / PAIR_QUERY, (codes // len(documents)).astype(np.int32))
     write_texts(out, chosen.users, queries, documents.ids)
@@ -367,6 +397,7 @@ def _facts(chosen: ChosenLists, counts: dict[str, int]) -> dict[str, Any]:
         "noticed": stored_reasons(rows.noticed),
         "also": {what: n for what, n in rows.counts.items() if n},
         **chosen.counted(chosen.queries()[2]),
+        **({} if chosen.held_facts is None else {"held_out": chosen.held_facts}),
         "largest": {"before": _largest(chosen.clicks), "after": _largest(np.sort(clicks)[::-1])},
         **({} if rows.drawn is None else {"temperature": rows.drawn[0], "keep": rows.drawn[1]}),
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.held_out import about_held_out
 from fedrank.data.logs import FACTS, SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
@@ -296,6 +297,8 @@ def notes(facts: dict[str, Any]) -> list[str]:
             for reason, n in facts.get("redacted", {}).items()
         ),
     ]
+    if held := facts.get("held_out"):
+        lines.append(about_held_out(held))
     if counts.get("clicks") == 0:
         lines.append("no list has a click, so nothing can be learned; set --action to the event that counts as a click")
     if facts.get("unit") == "browser":

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.log_folder import UNFINISHED, working_on
-from fedrank.data.logs import FACTS, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.logs import ARRAYS, FACTS, TEXTS, SearchLog, load_log, write_names
 from fedrank.data.mapped import new_mapped
 from fedrank.files import UNFINISHED as PART
 from fedrank.files import exchange, is_alive, private_folder, sync, write_atomic
@@ -208,7 +208,7 @@ def _write(log: SearchLog, own: NDArray[np.bool_], part: Path, removed: RemovedR
     for array in log.facts["shapes"]:
         values: NDArray[Any] = getattr(log, array)
         rows = np.flatnonzero(pairs) if array in ("features", "document") else entries
-        out = new_mapped(part / f"{array}.npy", (len(rows), *values.shape[1:]), values.dtype)
+        out = new_mapped(part / f"{array}.npy", (len(rows), *values.shape[1:]), ARRAYS[array])
         for first, some in zip(range(0, len(rows), _SOME), _blocks(rows), strict=True):
             block = np.asarray(values[some])
             if array == "lists":
@@ -241,6 +241,8 @@ def _write(log: SearchLog, own: NDArray[np.bool_], part: Path, removed: RemovedR
         counts["clicks"] -= removed.clicks
     gone = {one for one, remaining in zip(log.users, users, strict=True) if not remaining}
     facts = _without(log.facts, gone) | {"counts": counts, "shapes": shapes} | more
+    if held := facts.get("held_out"):
+        facts["held_out"] = held | {"entries": int(log.held_out[entries].sum())}
     if (facts.get("heavy_user") or {}).get("user") == GONE:
         facts["heavy_user"] = None
     write_atomic(part / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)

@@ -38,19 +38,20 @@ def log_fold(
 ) -> Fold:
     """Return the entries of a log's most active users (None: all) in order of time; the last ones are the test set.
 
-    Clicked documents of an entry have label 1, all others 0. Training queries record their user and time. Features of a
-    large log stay on disk. `fixed` are ranges for "global" normalisation; None: those of the training entries.
+    Entries that are held out are in neither part. Clicked documents of an entry have label 1, all others 0. Training
+    queries record their user and time. Features of a large log stay on disk. `fixed` are ranges for "global"
+    normalisation; None: those of the training entries.
     """
     log = load_log(folder)
-    chosen = np.arange(len(log))
+    chosen = log.training_rows()
     if users is not None:
-        entries = np.bincount(log.user, minlength=len(log.users))
+        entries = np.bincount(log.user[chosen], minlength=len(log.users))
         if users > np.count_nonzero(entries):
             raise ValueError(
                 f"{users} users were requested, but {folder} has entries of {np.count_nonzero(entries)}; request fewer"
             )
         active = np.argsort(-entries, kind="stable")[:users]
-        chosen = np.flatnonzero(np.isin(log.user, active))
+        chosen = chosen[np.isin(log.user[chosen], active)]
     kept = len(chosen) - math.floor(len(chosen) * test_share)
     if not 0 < kept < len(chosen):
         raise ValueError(
@@ -65,6 +66,8 @@ def log_fold(
         f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users for training, "
         f"the latest {len(chosen) - kept:,} for testing"
     )
+    if held := int(log.held_out.sum()):
+        note += f"; {held:,} entries that the log holds out are in neither part"
     return Fold(learn, None, check, learn.name, 1, (note,))
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import time as clock
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class SearchLog:
     # [entries]: upper position, from 1, of the adjacent pair that was drawn for a random swap with probability 1/2;
     # negative: it was swapped; 0: none was drawn
     swap: NDArray[np.int16] | None = None
+    held_out: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [entries]: not for training
+
+    def __post_init__(self) -> None:
+        if not len(self.held_out):  # a log without a split
+            object.__setattr__(self, "held_out", np.zeros(len(self.user), np.bool_))
 
     def __len__(self) -> int:
         return len(self.user)
@@ -118,6 +123,10 @@ class SearchLog:
         # Full UTC days, as when it was built.
         return int((clock.time() if now is None else now) // 86_400 - days + 1) * 86_400 if days else None
 
+    def training_rows(self) -> NDArray[np.int64]:
+        """The entries that are not held out, in order of time."""
+        return np.flatnonzero(~self.held_out)
+
     def rows_of(self, user: int) -> NDArray[np.int64]:
         """The entries of one user, in order of time."""
         return np.flatnonzero(self.user == user)
@@ -136,6 +145,7 @@ ARRAYS: dict[str, str] = {  # arrays of a data set, and their types
     "dwell": "<f4",  # optional
     "scores": "<f4",  # optional
     "swap": "<i2",  # optional
+    "held_out": "|u1",  # optional
 }
 OPTIONAL = ("dwell", "scores", "swap")  # arrays of shown lists that a data set may lack
 TEXTS = ("users", "queries", "documents")
@@ -175,7 +185,10 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     wanted = ["features", "lists", "user", "time", "query", "document", "target"]
     if "clicks" in facts["shapes"]:
         wanted[-1:] = ["clicks", "first", *(name for name in OPTIONAL if name in facts["shapes"])]
+    wanted += [name for name in ("held_out",) if name in facts["shapes"]]
     arrays: dict[str, Any] = {name: _open(folder, name, facts) for name in wanted}
+    if "held_out" in arrays:
+        arrays["held_out"] = np.asarray(arrays["held_out"]) > 0
     texts: dict[str, Any] = {name: read_names(folder / f"{name}.txt") for name in TEXTS}
     for name in TEXTS:
         if len(texts[name]) != facts["counts"].get(name):
@@ -202,7 +215,7 @@ def _check_within(log: SearchLog) -> None:
         (log.features, 2, len(log.document)),
         (log.document, 1, len(log.document)),
     ]
-    shapes += [(each, 1, entries) for each in each_entry if each is not None]
+    shapes += [(each, 1, entries) for each in (*each_entry, log.held_out) if each is not None]
     fits = all(each.ndim == dimensions and len(each) == rows for each, dimensions, rows in shapes)
     fits = fits and all(each.shape == log.lists.shape for each in like_lists)
     if not fits or not isinstance(names, list) or len(names) != log.features.shape[1]:

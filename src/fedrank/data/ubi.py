@@ -42,6 +42,7 @@ SEEN = ("impression", "view", "page_exit")  # actions that record viewing, not a
 DWELL = {"dwell": 1.0, "dwell_time": 1.0, "dwell_seconds": 1.0, "dwell_ms": 0.001, "dwell_time_ms": 0.001}
 FROM = ("from", "offset", "start")  # in query_attributes: offset of the first position
 SIZES = ("size", "rows", "page_size", "per_page", "limit")  # page size, which is needed to use a page number
+KINDS = frozenset({".ndjson", ".jsonl", ".json"})  # names of files in a folder; they may be compressed
 MAX_LISTS = 200  # maximum number of lists per query id, more pages than a person opens
 
 NO_ID = "query without an id"
@@ -75,7 +76,7 @@ class UbiRules:
     object_field: str | None = None  # document column with the object ids; None: the column named in rows, else the id
     application: str | None = None  # only searches of this application; None: all
     positions: int = 100  # maximum number of positions per list
-    within_hours: float = 24.0  # maximum time between a list and its events
+    within_hours: float = 24.0  # maximum time between a list and its events, in both directions: clocks differ
 
     def __post_init__(self) -> None:
         if not self.actions:
@@ -93,13 +94,26 @@ def read_ubi(
     collection: str | os.PathLike[str],
     rules: UbiRules | None = None,
 ) -> ShownRows:
-    """Read both files; `collection` is the document file, whose columns may contain object ids."""
+    """Read both files, or folders of files; `collection` is the document file, whose columns may contain object ids.
+
+    All searches are read before the first event, so the files of events may begin later and end later.
+    """
     rules = rules or UbiRules()
     names = ObjectNames(documents, Path(collection), rules.object_field)
     log = _UbiLog(rules, names)
-    log.read_queries(Path(queries))
-    log.read_events(Path(events))
+    log.read_queries(files_of(Path(queries)))
+    log.read_events(files_of(Path(events)))
     return log.finish()
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file, or the files of a folder in the order of their names, such as one for each day."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.is_file() and not KINDS.isdisjoint(one.suffixes))
+    if not found:
+        raise FileNotFoundError(f"{path} contains no file with a name that ends in {', '.join(sorted(KINDS))}")
+    return found
 
 
 class ObjectNames:
@@ -173,23 +187,26 @@ class _UbiLog:
         self.counts: dict[str, int] = {}
         self.doubts: dict[int, int] = {}  # shown documents with a click that does not count, and their lists
 
-    def read_queries(self, path: Path) -> None:
+    def read_queries(self, paths: list[Path]) -> None:
         """Read searches with the returned lists."""
         person = {} if self.rules.person is None else {"person": Column((self.rules.person,), parse_id)}
         columns = {"kind": Column((), self._check_query)} | QUERY_COLUMNS | person
-        self._read(RowReader(path, RowFormat(columns, kind="json", nested=True, prepare=_with_attributes)), self._query)
+        rows = RowFormat(columns, kind="json", nested=True, prepare=_with_attributes)
+        self._read(paths, rows, self._query)
         self._find_pages()
 
-    def read_events(self, path: Path) -> None:
+    def read_events(self, paths: list[Path]) -> None:
         """Read events and match them to lists."""
         person = {} if self.rules.person is None else {"person": Column((self.rules.person,), parse_id)}
         columns = {"clicked": Column((), self._check_event)} | EVENT_COLUMNS | person
-        self._read(RowReader(path, RowFormat(columns, kind="json", nested=True)), self._event)
+        self._read(paths, RowFormat(columns, kind="json", nested=True), self._event)
 
-    def _read(self, reader: RowReader, take: Callable[[int, Row], None]) -> None:
-        reader.left_out = self.left_out
-        reader.each(take)
-        self.rows += reader.rows
+    def _read(self, paths: list[Path], rows: RowFormat, take: Callable[[int, Row], None]) -> None:
+        for path in paths:
+            reader = RowReader(path, rows)
+            reader.left_out = self.left_out
+            reader.each(take)
+            self.rows += reader.rows
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

@@ -38,6 +38,7 @@ class TrialRules:
     liars: int = 1  # minimum number of clients without whom adoption must hold; 0: all clients are trusted
     wait: float = 1800.0  # seconds to wait for clicks on a list
     liar_share: float = 0.05  # the same as a share of the clients that counted
+    window: float = 604_800.0  # seconds: searches and clicks may be read in any order within it
 
     def cap(self, counted: int) -> int:
         """Maximum number of decided searches of one client after this many in total."""
@@ -60,6 +61,8 @@ class TrialRules:
             raise ValueError(f"liar_share must be at least 0 and below 0.5 (got {self.liar_share})")
         if not 0 <= self.wait < 30 * 86_400:
             raise ValueError(f"wait must be between 0 seconds and 30 days (got {self.wait} seconds)")
+        if not self.wait <= self.window < 366 * 86_400:
+            raise ValueError(f"window must be between wait and a year (got {self.window} seconds)")
 
     @classmethod
     def for_wins(cls, wins: float, level: float = 0.05, **more: float) -> TrialRules:
@@ -106,6 +109,7 @@ class Judgement:
     harmful: bool  # whether it was refused as harmful
     survives: int = 0  # adoption holds without any group of this many clients
     unknown: int = 0  # decided searches of clients that were not seen before the trial
+    provisional: bool = False  # whether it would be adopted if no more files of the same days were read
 
     @property
     def counted(self) -> int:
@@ -119,6 +123,11 @@ class Judgement:
             return (
                 f"it won {self.wins} of {self.counted} decided searches, and that holds without any {lost} of "
                 f"{self.clients:,}"
+            )
+        if self.provisional:
+            return (
+                f"it won {self.wins} of {self.counted} decided searches, which would be enough, but files of these "
+                "days may still be read"
             )
         if self.ruling == "undecided":
             return f"it won {self.wins} of {self.counted} decided searches, which is not enough for a decision yet"

@@ -6,6 +6,7 @@ such a search. Other claims of a click, such as its position or team, are compar
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class EventLines:
     dropped: Counter[str] = field(default_factory=Counter)  # lines by reason
     inputs: list[dict[str, Any]] = field(default_factory=list)  # name, digest, lines
     earlier: set[str] = field(default_factory=set)  # clients with a search before the trial
+    clicked: float = -math.inf  # time of the latest click
+    untimed: int = 0  # clicks without a valid time
 
 
 def read_events(found: EventLines, plan: TrialPlan, file: str | Path, labels: Mapping[str, str], digest: str) -> None:
@@ -66,7 +69,8 @@ def read_events(found: EventLines, plan: TrialPlan, file: str | Path, labels: Ma
     """
     earlier: list[str] = []
     column = Column((), lambda row: parse_row(row, plan, labels))
-    reader = RowReader(file, RowFormat({"event": column}, kind="json", nested=True))
+    time = Column((), lambda row: parse_time(row.get("timestamp", row.get("time"))))
+    reader = RowReader(file, RowFormat({"event": column, "at": time}, kind="json", nested=True))
     for _, row in reader:
         if isinstance(row["event"], ShownSearch):
             found.searches.append(row["event"])
@@ -74,6 +78,8 @@ def read_events(found: EventLines, plan: TrialPlan, file: str | Path, labels: Ma
             earlier.append(row["event"].client)
         else:
             found.clicks.append(row["event"])
+            found.clicked = max(found.clicked, -math.inf if row["at"] is None else row["at"])
+            found.untimed += row["at"] is None
     rows = reader.rows
     dropped = Counter({reason: one["rows"] for reason, one in reader.left_out.found.items()})
     if earlier:

@@ -148,6 +148,7 @@ def _plan(content: dict[str, Any]) -> TrialPlan:
     if content["to"] not in ENGINES:
         raise ValueError(f"to = {content['to']!r} is not one of {', '.join(ENGINES)}")
     content["rules"].setdefault("liar_share", 0.0)  # a plan of an earlier version assumed a number only
+    content["rules"].setdefault("window", TrialRules.window)
     plan: TrialPlan = _read(TrialPlan, content)
     return plan
 

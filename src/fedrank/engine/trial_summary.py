@@ -36,8 +36,8 @@ def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
     return [section]
 
 
-def about_reading(brought: ImportResult) -> list[Section]:
-    """The result of one import, and what was skipped."""
+def about_reading(brought: ImportResult, count: Count, window: float) -> list[Section]:
+    """The result of one import, what was skipped, and what is missing; `window` is that of the rules."""
     section = Section("Read").paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")
     left = dict(brought.dropped)
     if brought.known:
@@ -46,7 +46,27 @@ def about_reading(brought: ImportResult) -> list[Section]:
         section = section.table(("skipped", "lines"), [(reason, f"{times:,}") for reason, times in left.items()])
     for name in brought.skipped:
         section = section.paragraph(f"{name} was read before with the same content and counts once", tone="quiet")
+    if brought.outside:
+        section = section.paragraph(
+            f"{brought.outside:,} of these searches and clicks do not count: files may be read in any order within "
+            f"{_days(window)}, and later searches were read before",
+            tone="warn",
+        )
+    if count.without_search:
+        section = section.paragraph(
+            f"{count.without_search:,} clicks have no search yet: read the searches, too", tone="warn"
+        )
+    if count.open:
+        section = section.paragraph(
+            f"{count.open:,} searches wait for clicks: they count once later searches and later clicks were read, or "
+            "with --complete",
+            tone="quiet",
+        )
     return [section]
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86_400:g} days"
 
 
 def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[Section]:
@@ -81,7 +101,7 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
     rules = trial.plan.rules
     rows = [
         ("searches read", count.searches, ""),
-        ("open", count.open, f"waiting {rules.wait / 60:g} minutes for clicks"),
+        ("open", count.open, f"waiting for clicks of the next {rules.wait / 60:g} minutes"),
         ("not clicked", count.unclicked, "not counted"),
         ("drawn", count.drawn, "equal numbers of clicks, or clicks on results of both models"),
         ("decided", len(count.decided), "the results of one model got more clicks"),
@@ -98,7 +118,12 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
         ("clicks in searches that no server logged", count.without_search, "skipped"),
         ("clicks of another or unknown client", count.of_others, "skipped"),
         ("clicks that claim another team", count.forged, "skipped"),
-        ("clicks that came too late", count.late, "skipped"),
+        (
+            "searches that were read too late",
+            count.too_old,
+            f"more than {_days(rules.window)} after later ones; skipped",
+        ),
+        ("clicks that were read too late", count.late, "skipped"),
     ]
     kept = [row for row in rows if row[1] or row[0] in ("searches read", "decided", "counted")]
     notes = [

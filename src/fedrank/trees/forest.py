@@ -112,6 +112,11 @@ class Forest(DisplayMixin):
     def __len__(self) -> int:
         return len(_header(self.text, "tree_sizes").split())
 
+    @property
+    def names_in_text(self) -> tuple[str, ...]:
+        """Feature names in LightGBM's format, in which spaces are underscores."""
+        return tuple(_header(self.text, "feature_names").split())
+
     def score(self, data: RankingData, client: int | None = None) -> NDArray[np.float64]:
         """[documents]: higher is better. A forest is the same for every client."""
         if data.feature_names and self.feature_names and data.feature_names != self.feature_names:

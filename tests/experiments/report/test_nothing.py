@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.analysis import Analysis, analyse
+from fedrank.cli import main
+from fedrank.experiments.report.analysis import Analysis, analyse, worse_than_nothing
 from fedrank.experiments.report.compose import brief, whole
 from fedrank.experiments.report.tables import final_table, headline, nothing_table
 from fedrank.experiments.report.terminal import show
@@ -204,3 +205,40 @@ def test_a_column_that_doing_nothing_does_not_have_is_drawn_without_a_level(tmp_
     page = write_report(load_runs(tmp_path / "rewards"), tmp_path / "page.html").read_text(encoding="utf-8")
     assert "do nothing" in page
     assert "reward" in page
+
+
+def exported(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> bool:
+    """Whether `fedrank model export` writes the model of a run."""
+    words = ["fedrank", "model", "export", str(folder), "--to", "solr", "--out", str(folder / "solr.json"), *more]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    return (folder / "solr.json").exists()
+
+
+def test_a_model_that_its_run_calls_worse_is_exported_only_anyway(
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = (next(run.path for run in load_runs(two) if name in run.variant) for name in ("mean", "krum"))
+    for folder in (good, bad):
+        save_model(Model(Linear(), np.ones(2), 2), folder / "model.json")
+    assert worse_than_nothing(bad).startswith("Worse than doing nothing: the ndcg@10")
+    assert worse_than_nothing(good) == worse_than_nothing(two) == ""
+    assert exported(good, monkeypatch)
+    assert not exported(bad, monkeypatch)
+    assert "model.json: worse than doing nothing: the ndcg@10" in capsys.readouterr().err
+    assert exported(bad, monkeypatch, "--anyway")
+
+
+def test_a_model_that_its_estimate_calls_worse_is_exported_only_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(Model(Linear(), np.ones(2), 2), tmp_path / "model.json")
+    path = store_estimate(tmp_path, "log", "too few searches")
+    assert exported(tmp_path, monkeypatch)
+    assert "is inconclusive: the clicks cannot be estimated: too few searches" in capsys.readouterr().err
+    (tmp_path / "solr.json").unlink()
+    path.write_text(path.read_text().replace('"inconclusive"', '"worse"'))
+    assert not exported(tmp_path, monkeypatch)
+    assert "--anyway" in capsys.readouterr().err
+    assert exported(tmp_path, monkeypatch, "--anyway")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.data.held_out import HoldOut, begin_window, read_window
+from fedrank.data.logs import load_log
 from fedrank.data.synthetic_shown import STATIC, Showing, made_up_queries, simulate_shown
 from fedrank.experiments.runner.position_bias import read_propensities
 from fedrank.experiments.runner.scoring import estimate_model
@@ -147,3 +150,32 @@ def test_places_and_their_file(files, tmp_path):
     assert "Propensities are not identifiable: no document changed its position" in " ".join(done.output.split())
     done = run("data", "propensities", files / "log", "--bias", "trust")
     assert "clicks by trust" in " ".join(done.output.split()) or done.exit_code == 1
+
+
+@pytest.fixture
+def split(files, tmp_path):
+    """The log with its latest quarter held out."""
+    folder = tmp_path / "log"
+    shutil.copytree(files / "log", folder)
+    log = load_log(folder)
+    np.save(folder / "held_out.npy", (np.arange(len(log)) >= 6000).astype(np.uint8))
+    facts = log.facts | {"shapes": log.facts["shapes"] | {"held_out": [len(log)]}}
+    (folder / "facts.json").write_text(json.dumps(facts))
+    begin_window(folder, HoldOut(days=1, key="k"), int(log.time[-1]))
+    return folder
+
+
+def test_exactly_held_out_entries_count_and_for_one_model(files, split, tmp_path):
+    with pytest.raises(ValueError, match="holds entries out, and exactly these count"):
+        estimate_model(files / "model.json", split, latest=0.2)
+    assert not read_window(split).uses
+    found = estimate_model(files / "model.json", split)
+    assert found.searches == 2000
+    assert found.as_json() == estimate_model(files / "model.json", files / "log", latest=0.25).as_json()
+    (use,) = read_window(split).uses
+    assert use["purpose"].startswith("the model with SHA-256 ")
+    assert estimate_model(files / "model.json", split).as_json() == found.as_json(), "the same model may be repeated"
+    save_model(Model(Linear(), -TRUTH.best, 10, feature_names=NAMES), tmp_path / "other.json")
+    done = run("model", "estimate", tmp_path / "other.json", "--log", split)
+    assert done.exit_code != 0
+    assert not estimate_file(tmp_path / "other.json").exists()

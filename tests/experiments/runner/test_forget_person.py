@@ -20,6 +20,7 @@ from fedrank.engine import team_draft
 from fedrank.engine.start_trial import plan_trial
 from fedrank.engine.trial import EngineTrial
 from fedrank.engine.trial_decision import TrialRules
+from fedrank.experiments.runner import forget_person as forgetting
 from fedrank.experiments.runner.cards import read_card, sha256
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.forget_person import (
@@ -35,6 +36,7 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.kernels.compile import cache_folder
 from fedrank.privacy.guarantees import up
 from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.model_remarks import FORGOTTEN, forgotten_people, remarks_on
 from fedrank.ranking.rankers import Linear
 from tests.made_up import made_up_shown
 
@@ -299,3 +301,48 @@ def test_the_command(log, fedrank):
     assert (code, out) == (2, "")
     assert "has no user" in err
     assert "Traceback" not in err
+
+
+def called(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fedrank", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    return end.value.code or 0, " ".join((out + err).split())
+
+
+def test_a_model_that_learned_from_a_forgotten_person_says_so(log, monkeypatch, capsys):
+    run(log, "all", more="")
+    run(log, "other", more="")
+    folder = log.parent / "runs" / "all" / "only" / "fold-1-seed-1"
+    forget_person("user3", log, [log.parent / "runs"])
+    assert not (folder / FORGOTTEN).exists(), "it was only tested on them"
+    before = (folder / "model.json").read_bytes()
+    receipt, _ = forget_person("user0", log, [log.parent / "runs" / "all"])
+    assert [one.receipt for one in forgotten_people(folder)] == [receipt.number]
+    assert "user0" not in (folder / FORGOTTEN).read_text()
+    assert (folder / "model.json").read_bytes() == before, "trials know a model by its digest"
+    assert not (folder.parents[2] / "other" / "only" / "fold-1-seed-1" / FORGOTTEN).exists(), "it was not searched"
+    warning = "learned from a person who was forgotten since"
+    arguments = [folder / "model.json", "--against", "engine", "--to", "own", "--out", log.parent / "trial"]
+    code, said = called(monkeypatch, capsys, "engine", "trial", "plan", *arguments)
+    assert code == 0, said
+    assert warning in said
+    code, said = called(monkeypatch, capsys, "model", "export", folder, "--to", "solr", "--out", log.parent / "x.json")
+    assert warning in said
+    forget_person("user1", log, [log.parent / "runs" / "all"])
+    assert "learned from 2 people who were forgotten since" in remarks_on(folder)[0]
+
+
+def test_a_stopped_command_leaves_a_mark_too_many_never_one_too_few(log, monkeypatch):
+    run(log, "all")
+    folder = log.parent / "runs" / "all" / "only" / "fold-1-seed-1"
+
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forgetting, "forget_user", dies)
+    with pytest.raises(KeyboardInterrupt):
+        forget_person("user0", log, [log.parent / "runs"])
+    assert forgotten_people(folder)
+    assert "user0" in load_log(log).users

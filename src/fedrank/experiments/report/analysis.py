@@ -24,7 +24,7 @@ from fedrank.experiments.report.published_values import PublishedComparison, com
 from fedrank.experiments.report.run_values import Repeat, RunValues, Threat, VariantRuns, read_run
 from fedrank.experiments.report.statistics import LEVEL, holm
 from fedrank.experiments.runner.folder import LAST
-from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs
+from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs, load_runs
 from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_tables
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text
@@ -34,6 +34,7 @@ from fedrank.ranking.stored_estimate import stored_estimate
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
+WORSE = "Worse than doing nothing"
 MAX_NAMED = 4  # variants of one warning, experiments in a title
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
@@ -379,10 +380,21 @@ def below_nothing(analysis: Analysis) -> list[str]:
                 )
             else:
                 lines.append(
-                    f"Worse than doing nothing: the {column} of {each.order} is significantly higher than that of "
+                    f"{WORSE}: the {column} of {each.order} is significantly higher than that of "
                     f"{', '.join(texts)}{more}."
                 )
     return lines
+
+
+def worse_than_nothing(folder: str | Path) -> str:
+    """What a report says of a run whose model is significantly worse than doing nothing by judgements; "" otherwise."""
+    if not (Path(folder) / "run.json").is_file():
+        return ""
+    try:
+        (analysis,) = analyse(load_runs(folder))
+    except ValueError:  # not finished, or another kind of run
+        return ""
+    return next((line for line in below_nothing(analysis) if line.startswith(WORSE)), "")
 
 
 def about_replay(analysis: Analysis) -> list[str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from fedrank.data.describe_log import LogDescription, ShownDescription, date_of
+from fedrank.data.drift import THRESHOLD, Drift
 from fedrank.experiments.report.figures import COLOURS, INK, LOOK, QUIET, plain, save_picture
 from fedrank.experiments.runner.client_summary import ClientSummary, Group
 from fedrank.federated.heterogeneity import Differences
@@ -229,6 +230,30 @@ def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
     right.set_ylim(0, None)
     right.set_xlabel("position")
     right.set_title("Clicks compared with the first position")
+    save_picture(figure, path)
+
+
+@mpl.rc_context(CHART)
+def draw_drift(found: Drift, path: str | Path) -> None:
+    """Draw the stability index of the features that changed most, and click rates by position in both logs."""
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    features = found.features[:12][::-1]
+    left.barh(range(len(features)), [psi for _, psi in features], color=COLOURS[0])
+    left.axvline(THRESHOLD, color=COLOURS[1], lw=1)
+    left.set_yticks(range(len(features)), [name for name, _ in features])
+    left.set_xlabel("population stability index")
+    left.set_title("Features that changed most")
+    for number, (label, values) in enumerate(
+        (("earlier", [one.old for one in found.rates]), ("now", [one.new for one in found.rates]))
+    ):
+        at = [one.position for one in found.rates]
+        right.plot(at, values, "o-", color=COLOURS[1 - number], ms=3.5, lw=1.2, label=label)
+    right.set_ylim(0, None)
+    right.set_xlabel("position")
+    right.set_title("Click rate by position")
+    if found.rates:
+        right.legend()
     save_picture(figure, path)
 
 

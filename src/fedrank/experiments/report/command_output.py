@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedrank.data.catalog import DataSet
     from fedrank.data.check import FileCheck
     from fedrank.data.describe_log import LogDescription, ShownDescription
+    from fedrank.data.drift import Drift
     from fedrank.experiments.runner.client_summary import ClientSummary, Group
     from fedrank.experiments.runner.privacy_plan import PrivacyPlan
     from fedrank.experiments.runner.scoring import Quality
@@ -813,6 +814,30 @@ def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
         rows.append(("cut", f"{one['lists']:,} lists with {one['clicks']:,} clicks of {one['clients']:,}: {rule}"))
     rows += [("odd", f"{n:,} {reason}") for reason, n in shown.noticed.items()]
     return rows
+
+
+def about_drift(found: Drift) -> list[Section]:
+    """Whether a log has changed, and what changed most."""
+    from fedrank.data.describe_log import date_of
+    from fedrank.data.drift import CERTAIN, CHANGED, THRESHOLD
+
+    which = "all lists" if found.since is None else f"lists after {date_of(found.since)}"
+    changed = found.drifted
+    text = f"Drift: {', '.join(changed[:4])}" if changed else "No drift"
+    more = f", and {len(changed) - 4} more" if len(changed) > 4 else ""
+    section = Section("Comparison").paragraph(
+        f"{text}{more} ({found.lists:,} of {which} compared).", tone="warn" if changed else ""
+    )
+    section = section.table(
+        ("feature", "PSI"),
+        [(name, f"{psi:.3f}") for name, psi in found.features[:10]],
+        notes=(f"Population stability index over ten bins; above {THRESHOLD} is drift.",),
+    )
+    if found.rates:
+        rows = [(str(one.position), f"{one.old:.4f}", f"{one.new:.4f}", f"{one.errors:+.1f}") for one in found.rates]
+        note = f"Drift is a relative change above {CHANGED:.0%} and above {CERTAIN:g} standard errors."
+        section = section.table(("position", "click rate before", "now", "standard errors"), rows, notes=(note,))
+    return [section]
 
 
 def about_estimate(found: ClickEstimate) -> list[Section]:

@@ -28,6 +28,7 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.files import UNFINISHED, read_bytes, writing
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
+from fedrank.ranking.model_remarks import mark_forgotten
 
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"
 NOT_COVERED = (
@@ -132,6 +133,9 @@ def forget_person(
     plan = plan_forgetting(person, folder, runs, trust)
     plan = replace(plan, trials=tuple(trials()))
     number, issued = secrets.token_hex(4), now()
+    for run in plan.runs:  # before the data set changes: a stopped command leaves a mark too many, never one too few
+        if run.used in (LEARNED, NOT_KNOWN):
+            mark_forgotten(run.run, number, issued, run.used == LEARNED)
     name = f"forgotten-{number}.json"
     made: list[PersonReceipt] = []
 

@@ -46,8 +46,8 @@ def shown_results(log: SearchLog, rows: NDArray[np.integer[Any]] | None = None) 
 def positions_of_log(
     log: SearchLog, bias: Bias = "position", rows: NDArray[np.integer[Any]] | None = None
 ) -> Propensities:
-    """Propensities by position from a log; `NotIdentifiable` if the log does not determine them."""
-    return propensities_of(shown_results(log, rows), log.features, bias)
+    """Propensities from entries of a log, by default all that are not held out; `NotIdentifiable` if undetermined."""
+    return propensities_of(shown_results(log, log.training_rows() if rows is None else rows), log.features, bias)
 
 
 def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -> tuple[RankingData, list[str]]:

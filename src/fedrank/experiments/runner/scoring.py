@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import CATALOG, load
+from fedrank.data.held_out import purpose_of, use_window
 from fedrank.data.judged_files import comments_of
 from fedrank.data.log_fold import TEST_SHARE, log_part
 from fedrank.data.logs import SearchLog, load_log, pairs_of
@@ -18,10 +20,11 @@ from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.position_bias import read_propensities, shown_results
+from fedrank.files import read_bytes
 from fedrank.names import did_you_mean, missing_file
 from fedrank.ranking.estimate import CannotTell, ClickEstimate, engine_order, estimate_clicks
 from fedrank.ranking.measures import measure, per_query, ranking
-from fedrank.ranking.model import Model, Scorer, Tell, check_features, read_for, unheard
+from fedrank.ranking.model import Model, Scorer, Tell, check_features, model_file, read_for, unheard
 from fedrank.trees.model_files import load_model
 from fedrank.types import Scores
 
@@ -119,7 +122,8 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
 def _latest(folder: str) -> tuple[SearchLog, NDArray[np.int64]]:
     """A log, and the entries on which a run tests by default."""
     log = load_log(folder)
-    return log, np.arange(len(log) - math.floor(len(log) * TEST_SHARE), len(log))
+    rows = log.training_rows()  # held-out entries are used once, by `fedrank model estimate`
+    return log, rows[len(rows) - math.floor(len(rows) * TEST_SHARE) :]
 
 
 def _document_ids(data: str, read: RankingData) -> list[str]:
@@ -164,13 +168,17 @@ def estimate_model(
 ) -> ClickEstimate:
     """Estimate the clicks on the lists of a log if this model had ranked each list; `CannotTell` if that is impossible.
 
-    If the model was trained on this log, only the last fifth of the entries is used, which it has not seen, unless
-    `latest` gives another fraction.
+    Of a log that holds entries out, exactly these count, and they are used for this model alone. Otherwise, if the
+    model was trained on this log, only the last fifth of the entries is used, which it has not seen, unless `latest`
+    gives another fraction.
     """
     log, model = load_log(folder), _load(model_path, client, tell)
     shown = shown_results(log)
     _check_features_of_log(model, log)
-    learned = model.notes.get("data") == log.folder.name
+    split = bool(log.held_out.any())
+    if split and latest is not None:
+        raise ValueError(f"latest = {latest:g}: {folder} holds entries out, and exactly these count; leave it out")
+    learned = model.notes.get("data") == log.folder.name and not split
     share = (TEST_SHARE if learned else 1.0) if latest is None else latest
     if not 0 < share <= 1:
         raise ValueError(f"latest must be greater than 0 and at most 1 (got {share:g})")
@@ -184,7 +192,11 @@ def estimate_model(
     known = None if propensities is None else read_propensities(propensities)
     sampled = None if log.scores is None else np.asarray(log.scores)[log.lists >= 0]
     engine = engine_order(shown, sampled, getattr(log, "swap", None))
-    return estimate_clicks(shown, scores, log.features, known, shown.search >= first_counted, engine)
+    counted = log.held_out[shown.search] if split else shown.search >= first_counted
+    found = estimate_clicks(shown, scores, log.features, known, counted, engine)
+    if split:  # before the result is known to the caller
+        use_window(folder, purpose_of(hashlib.sha256(read_bytes(model_file(model_path))).hexdigest()))
+    return found
 
 
 def _check_features_of_log(model: Scorer, log: SearchLog) -> None:

@@ -56,9 +56,10 @@ def export(
     """Write a model as a file for a search engine, and check that the engine will give the same scores.
 
     `to` is "opensearch", "elasticsearch", "solr" or "onnx". `feature_names` is a file with the engine's name of each
-    feature, one per line, in the order of the model; without it, the names are those of the training data, or f1, f2
-    and so on. `name` is the name of the model in the engine, and `store` the feature store of Solr. The result names
-    the file and the command that loads it. `client` selects one model if each client has a separate one.
+    feature, one per line, in the order of the model; without it, the names are those of the training data (for a text
+    model, those that LightGBM wrote), or f1, f2 and so on. `name` is the name of the model in the engine, and `store`
+    the feature store of Solr. The result names the file and the command that loads it. `client` selects one model if
+    each client has a separate one.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -164,12 +165,20 @@ def probes(parts: Parts, count: int) -> Features:
     return out
 
 
+def _lightgbm_names(model: Scorer) -> tuple[str, ...]:
+    """The feature names in a text model of LightGBM; empty if these are LightGBM's numbers of columns."""
+    from fedrank.trees.forest import Forest
+
+    names = model.names_in_text if isinstance(model, Forest) else ()
+    return () if names == tuple(f"Column_{i}" for i in range(len(names))) else names
+
+
 def _names(model: Scorer, file: str | Path | None) -> tuple[str, ...]:
     if file is not None:
         lines = read_text(file).splitlines()
         names = tuple(line.strip() for line in lines if line.strip())
     else:
-        names = model.feature_names or tuple(f"f{i + 1}" for i in range(model.features))
+        names = model.feature_names or _lightgbm_names(model) or tuple(f"f{i + 1}" for i in range(model.features))
     twice = [one for one, count in Counter(names).items() if count > 1]
     if len(names) != model.features or twice:
         problem = f"{twice[0]!r} occurs twice" if twice else f"{len(names)} names for {model.features} features"
