@@ -7,6 +7,7 @@ quality, gate of one model, on held-out lists; from the gate's sums the site dec
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.data.logs import SearchLog
+from fedrank.data.held_out import purpose_of, use_window
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.outbox import Outbox, Sent
@@ -31,6 +32,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.simulation import simulate
 from fedrank.files import parse_json, write_atomic
 from fedrank.ranking.baseline_ranking import baseline_order
+from fedrank.ranking.estimate import engine_order
 from fedrank.ranking.gate import (
     FederatedDecision,
     GateDecision,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 RELEASES, PROPENSITIES, GATE_FILE = "releases", "propensities.json", "gate.json"
 NUMBERS = {PROPENSITY: 1, QUALITY: 2, GATE: 3}  # in the outbox of releases
+USED = "the held-out lists of this site were used for another model, and a window is used once; build a new data set"
 WAITING = "this site has not received the propensities of this run yet"
 YEAR = timedelta(days=365)
 MIN_KNOWN = 5  # positions with known propensities that the gate needs
@@ -81,10 +84,12 @@ class ReleasedSums(Contribution["UpdateRun"]):
 
     def read(self, label: Label, content: bytes) -> CheckedRequest:
         [kind], _ = self.kinds, self.release
-        parts = {} if kind == PROPENSITY else {"weights": Part("<f4", self.run.plan.sent)}
-        _, found = wire.unpack(content, Label(kind, label.run, label.round), parts)
+        parts = {"weights": Part("<f4", self.run.plan.sent), "model": Part("|S", 64)}
+        _, found = wire.unpack(content, Label(kind, label.run, label.round), {} if kind == PROPENSITY else parts)
+        if not re.fullmatch(b"[0-9a-f]{64}", found.get("model", b"0" * 64)):
+            raise Refused("its digest of the model is not valid")
         name = f"the sum of kind {kind!r}"
-        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, content=found.get("weights"))
+        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, content=found)
 
     def sent(self, request: CheckedRequest) -> Sent | None:
         return self.outbox.get(request.number)
@@ -108,8 +113,16 @@ class ReleasedSums(Contribution["UpdateRun"]):
         self.charge(request)
 
     def compute(self, request: CheckedRequest) -> Computed:
-        weights = None if request.content is None else self.run.own_model(request.content.astype(np.float64))
-        sums = self.release.sums(self.values(weights))  # type: ignore[arg-type]  # those of propensities need none
+        weights, found = np.empty(0), request.content
+        if found:
+            weights = self.run.own_model(found["weights"].astype(np.float64))
+            if self.run.log.held_out.any():
+                try:
+                    use_window(self.run.log.folder, purpose_of(found["model"].decode()))
+                except ValueError as problem:  # it names a folder
+                    self.run.site.log(str(problem))
+                    raise Refused(USED) from None
+        sums = self.release.sums(self.values(weights))
         answer = self.reply("facts", request.label, facts=protocol.facts({"sums": sums}))
         return Computed(answer, np.array(sums).astype("<f8").tobytes())
 
@@ -232,7 +245,11 @@ def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> ND
     ranker = run.task.learner.ranker
     features = np.asarray(test.features, np.float32)
     scores = ranker.score(weights, features)
-    other = -engine_positions(run.log, rows) if against is None else ranker.score(against, features)
+    if against is None:  # without logged swaps, lists were shown as the engine ordered them
+        swap = np.zeros(len(rows), np.int64) if run.log.swap is None else np.asarray(run.log.swap)[rows]
+        other = -engine_order(shown, None, swap).position
+    else:
+        other = ranker.score(against, features)
     return person_values(shown, who, scores, other.astype(np.float64), position, trust)
 
 
@@ -245,20 +262,6 @@ def for_gate(by: Propensities) -> Propensities:
             "log more swaps, or use a smaller privacy.release_noise"
         )
     return given_propensities(np.where(by.known, by.slope, by.slope[known - 1]))
-
-
-def engine_positions(log: SearchLog, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[results]: positions in the order of the engine, before random swaps; without logged swaps, as shown."""
-    lists = np.asarray(log.lists)[rows]
-    there = lists >= 0
-    places = np.broadcast_to(np.arange(lists.shape[1]), lists.shape).copy()
-    if log.swap is not None:
-        upper = -np.asarray(log.swap)[rows].astype(np.int64) - 1
-        [swapped] = np.nonzero((upper >= 0) & (upper + 1 < lists.shape[1]))
-        swapped = swapped[there[swapped, upper[swapped] + 1]]
-        above = upper[swapped]
-        places[swapped, above], places[swapped, above + 1] = above + 1, above
-    return places[there]
 
 
 def model_alone(run: UpdateRun) -> Weights:
