@@ -44,7 +44,7 @@ from fedrank.ranking.gate import (
     person_values,
 )
 from fedrank.ranking.measures import Evaluator
-from fedrank.ranking.propensity import Propensities, correct, given_propensities
+from fedrank.ranking.propensity import SWAPS, Propensities, correct
 from fedrank.ranking.swaps import NoSwaps, Ratios, SiteEstimate, site_propensities, swap_counts
 from fedrank.types import SimulatedClients, Weights
 from fedrank.wire import Label, Part, Refused
@@ -57,7 +57,6 @@ NUMBERS = {PROPENSITY: 1, QUALITY: 2, GATE: 3}  # in the outbox of releases
 USED = "the held-out lists of this site were used for another model, and a window is used once; build a new data set"
 WAITING = "this site has not received the propensities of this run yet"
 YEAR = timedelta(days=365)
-MIN_KNOWN = 5  # positions with known propensities that the gate needs
 # By the decision of the gate: the name of the model's file at a site.
 MODEL_FILES = {"pass": "model.json", "inconclusive": "model-trial-only.json", "veto": "model-vetoed.json"}
 ROWS = np.zeros(1, np.int64)  # of the ledger: one row for all people of a site
@@ -250,18 +249,10 @@ def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> ND
         other = -engine_order(shown, None, swap).position
     else:
         other = ranker.score(against, features)
-    return person_values(shown, who, scores, other.astype(np.float64), position, trust)
-
-
-def for_gate(by: Propensities) -> Propensities:
-    """Propensities of all positions; below the last known one all are alike, so moves among them count as no change."""
-    known = int(np.argmin(by.known)) if not by.known.all() else len(by.slope)
-    if known < MIN_KNOWN:
-        raise Refused(
-            f"noised counts of swaps determine the propensities of {known} positions, and the gate needs {MIN_KNOWN}; "
-            "log more swaps, or use a smaller privacy.release_noise"
-        )
-    return given_propensities(np.where(by.known, by.slope, by.slope[known - 1]))
+    try:
+        return person_values(shown, who, scores, other.astype(np.float64), position, trust)
+    except ValueError as problem:  # such as unknown propensities
+        raise Refused(f"the gate: {problem}") from None
 
 
 def model_alone(run: UpdateRun) -> Weights:
@@ -291,7 +282,8 @@ def federated_decision(plan: Plan, sums: dict[str, list[float]]) -> FederatedDec
     release = release_of(plan, GATE)
     assert release is not None
     read = [PersonSums.read(np.array(one), release.deviation, comparisons=1) for one in sums.values()]
-    return decide_all(read, gate_rules(plan), names=list(sums))
+    shared = plan.experiment.data.propensities == SWAPS
+    return decide_all(read, gate_rules(plan), names=list(sums), shared=shared)
 
 
 def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
