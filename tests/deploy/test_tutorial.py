@@ -125,7 +125,7 @@ def test_a_reader_comes_from_click_logs_to_production_through_a_folder(reader: R
     check_models(tmp_path)
     better, before = (Practice.begin("north").clicks_a_search(model) for model in ("candidate.json", None))
     assert better > before + 0.2
-    reader.follow("Export the model and test it on live traffic", "Refuse a worse model, and roll back")
+    reader.follow("Test the model on live traffic, then export it", "Refuse a worse model, and roll back")
     in_use = read_current("trials/current.json").now
     assert in_use is not None
     assert in_use.path == "candidate.json"
