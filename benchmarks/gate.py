@@ -240,7 +240,7 @@ def read(path: Path) -> dict[tuple[str, Any, int], dict[str, Any]]:
 
 
 def within(passed: int, of: int, rate: float) -> bool:
-    """Whether so many are compatible with this rate."""
+    """Whether this number is compatible with the rate."""
     return of == 0 or float(binom.sf(passed - 1, of, rate)) > 0.01
 
 

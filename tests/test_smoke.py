@@ -182,7 +182,7 @@ def model_agrees_with_other_packages(fedrank, model):
             print(f"{query} 0 {query}-{document + 1} {document % 3}", file=judgements)
 
     scores = np.array(fedrank("model", "score", model, "judged.txt").split(), np.float32)
-    fedrank("model", "export", model, "--to", "onnx", "--out", "model.onnx")
+    fedrank("model", "export", model, "--to", "onnx", "--out", "model.onnx", "--anyway")
     features = load_svmlight_file("judged.txt", n_features=46)[0].toarray().astype(np.float32)
     (theirs,) = onnxruntime.InferenceSession("model.onnx").run(None, {"features": features})
     np.testing.assert_allclose(theirs.ravel(), scores, rtol=1e-4)
@@ -220,7 +220,7 @@ def test_trees_and_what_merges_them(fedrank, run):
         'booster = { name = "selgb", keep = 0.2, trees = 4 }\n'
     )
     fedrank("run", "forest.toml", "--workers", 1)
-    fedrank("model", "export", "runs/forest", "--to", "onnx", "--out", "forest.onnx")
+    fedrank("model", "export", "runs/forest", "--to", "onnx", "--out", "forest.onnx", "--anyway")
 
 
 def test_engines_on_other_machines(fedrank, tmp_path):

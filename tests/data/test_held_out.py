@@ -71,6 +71,7 @@ def test_training_propensities_and_sites_never_see_them(tmp_path):
     fold = log_fold(log.folder, test_share=0.25)
     simulated = [set(part.query_ids.astype(int).tolist()) for part in (fold.train, fold.test)]
     assert simulated[0] | simulated[1] == train
+    assert fold.notes[0].endswith(f"; {log.held_out.sum():,} entries that the log holds out are in neither part")
     share = load_share(SiteData(log=str(log.folder), person="user", test_share=0.25))
     assert set(share.train.query_ids.astype(int)) | set(share.test.query_ids.astype(int)) == train
     alone = load_share(SiteData(log=str(log.folder), person="user"))

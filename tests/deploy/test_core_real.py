@@ -85,7 +85,7 @@ def test_sites_draw_by_seeds_of_their_own(tmp_path):
 def test_measures_are_reported_where_the_policy_lists_them_and_once(tmp_path):
     trial = RealTrial(
         tmp_path,
-        policy={"clinic-b": {"measures": '["ndcg@10"]'}},
+        policy={"clinic-b": {"measures": '["ndcg@10"]', "plain_measures": "true"}},
         data={name: {"test_share": "0.25"} for name in ("clinic-a", "clinic-b")},
     )
     asked = {}

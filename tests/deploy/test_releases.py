@@ -23,16 +23,20 @@ from fedrank.deploy.releases import (
 from fedrank.deploy.settings import plan_prices, read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
-from fedrank.deploy.site_releases import MODEL_FILES, engine_positions
+from fedrank.deploy.site_releases import MODEL_FILES
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.guarantees import cost_together
 from fedrank.privacy.population import Account, Charge
-from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text
+from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text, write_log
 
 QUIET = "[privacy]\nrelease_noise = 0.05\n"  # so little noise that the sums can be compared with the data
+
+
+def model_parts(value: float = 1.0) -> dict[str, object]:
+    return {"weights": np.full(12, value, np.float32), "model": b"0" * 64}
 
 
 def card_of(trial):
@@ -155,7 +159,7 @@ def test_plain_sums_need_the_policy_and_are_called_uncovered(tmp_path):
     assert any("without noise, not covered by ε" in line for line in card_of(trial)["not_covered"])
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())
-        request = wire.pack(wire.Label("quality", trial.plan.run, 2), {"weights": np.zeros(12, np.float32)})
+        request = wire.pack(wire.Label("quality", trial.plan.run, 2), model_parts(0.0))
         assert wire.read_label(site.answer(request)).kind == "refused"
 
 
@@ -296,18 +300,6 @@ def test_each_site_writes_its_decision_beside_the_model(finished):
         assert found["all sites"] == card_of(finished)["deployment"]["gate"]
 
 
-def test_the_order_of_the_engine_undoes_swaps(finished):
-    from fedrank.data.logs import load_log
-
-    log = load_log(finished.folders["north"] / "log")
-    rows = np.arange(50)
-    places = engine_positions(log, rows).reshape(50, 10)
-    features = log.features[log.lists[rows]][:, :, 0]
-    restored = np.take_along_axis(features, np.argsort(places, axis=1), axis=1)
-    assert (np.diff(restored, axis=1) <= 0).all()  # the engine ranks by the first feature
-    assert (np.diff(features, axis=1) > 0).any()
-
-
 def test_a_cap_on_plans_in_a_year(tmp_path, finished, monkeypatch):
     from datetime import UTC, datetime, timedelta
 
@@ -318,7 +310,7 @@ def test_a_cap_on_plans_in_a_year(tmp_path, finished, monkeypatch):
         where.mkdir(parents=True)
         at = (datetime.now(UTC) - timedelta(days=age)).isoformat()
         (where / "gate.json").write_text(json.dumps({"at": at}))
-    request = wire.pack(wire.Label("gate", trial.plan.run, 2), {"weights": np.zeros(12, np.float32)})
+    request = wire.pack(wire.Label("gate", trial.plan.run, 2), model_parts(0.0))
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())
         assert b"decided on 4 plans in the last year, and policy.plans_per_year = 4" in site.answer(request)
@@ -368,7 +360,7 @@ class Killed(BaseException):
 def test_a_kill_around_a_release_loses_nothing_and_charges_once(tmp_path, monkeypatch, kind, where, after):
     monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
     trial = LogTrial(tmp_path, spec_text(more="[gate]\n"))
-    parts = {} if kind == "propensity" else {"weights": np.ones(12, np.float32)}
+    parts = {} if kind == "propensity" else model_parts()
     request = wire.pack(wire.Label(kind, trial.plan.run, 0 if kind == "propensity" else 2), parts)
     real = getattr(*where)
 
@@ -378,7 +370,7 @@ def test_a_kill_around_a_release_loses_nothing_and_charges_once(tmp_path, monkey
         raise Killed
 
     counts = [float(600 * EXAMINED[(place + 1) // 2]) for place in range(18)]
-    pooled = {"sums": json.dumps({name: counts for name in ("east", "south")}).encode()}
+    pooled = {"sums": json.dumps(dict.fromkeys(("east", "south"), counts)).encode()}
     with Site.open(trial.folders["north"]) as site, monkeypatch.context() as patch:
         site.answer(trial.hello())
         site.answer(wire.pack(wire.Label("propensities", trial.plan.run, 0), pooled))
@@ -404,7 +396,7 @@ def test_another_model_is_not_measured(finished, monkeypatch):
     with Site.open(finished.folders["north"]) as site:
         site.answer(finished.hello())
         for kind in ("quality", "gate"):
-            content = wire.pack(wire.Label(kind, finished.plan.run, 2), {"weights": np.ones(12, np.float32)})
+            content = wire.pack(wire.Label(kind, finished.plan.run, 2), model_parts())
             assert b"was already answered for a different request" in site.answer(content)
     assert charges(finished, "north") == {"propensity": 1, "quality": 1, "gate": 1}
 
@@ -432,3 +424,32 @@ def test_no_release_where_the_site_is_the_unit(tmp_path):
     )
     assert releases_of(trial.plan, ["ndcg@10"]) == ()
     assert release_of(trial.plan, QUALITY, ["ndcg@10"]) is None
+
+
+@pytest.mark.process
+def test_three_logs_on_one_machine(tmp_path, monkeypatch):
+    """Everything through NVFLARE: releases, secure aggregation, people dealt into rounds, the gate."""
+    from fedrank.deploy.local import run_local_logs
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    logs = [write_log(tmp_path / f"log-{number}", seed=number) for number in range(3)]
+    (tmp_path / "spec.toml").write_text(
+        spec_text(mechanism=SUM, more=QUIET + "[gate]\n", clients='schedule = "dealt"\n')
+    )
+    said: list[str] = []
+    results = run_local_logs(
+        read_spec(tmp_path / "spec.toml"), "trial", tmp_path / "runs", logs, say=said.append, folder=tmp_path / "here"
+    )
+    assert [task.variant for task in results.finished] == ["only"], (results, said)
+    [run] = load_runs(tmp_path / "runs")
+    assert run.checked().status == "finished"
+    assert list(run.queries[0]) == ["site-1", "site-2", "site-3"]
+    card = json.loads((run.path / "privacy.json").read_text())
+    assert {one["what"] for one in card["deployment"]["releases"]} == {"propensity", "quality", "gate"}
+    assert card["participations_charged"] == 1
+    for number in (1, 2, 3):
+        home = tmp_path / "here" / f"site-{number}"
+        [gate] = home.glob("models/*/gate.json")
+        assert (gate.parent / MODEL_FILES[json.loads(gate.read_text())["outcome"]]).exists()
+        [ledger] = home.glob(f"people/*/{RELEASES}")
+        assert {one.key: one.times for one in Charge.read_all(ledger)} == {"propensity": 1, "quality": 1, "gate": 1}

@@ -20,7 +20,7 @@ from fedrank.experiments.runner.folder import Card
 from fedrank.wire import Label
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
-MEASURES = {"clinic-b": {"measures": '["ndcg@10"]'}}
+MEASURES = {"clinic-b": {"measures": '["ndcg@10"]', "plain_measures": "true"}}
 HELD_OUT = {name: {"test_share": "0.25"} for name in ("clinic-a", "clinic-b")}
 RUN = bytes(16)
 

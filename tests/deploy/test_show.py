@@ -68,7 +68,7 @@ def test_a_plan_whose_seeds_tell_clicks_is_refused():
 
 def test_what_is_not_covered_is_named(tmp_path):
     data = SiteData(letor=str(letor_file(tmp_path / "t.txt")), test_share=0.25)
-    settings = site_settings(replace(OPEN, measures=("ndcg@10",), history=True), data)
+    settings = site_settings(replace(OPEN, measures=("ndcg@10",), plain_measures=True, history=True), data)
     plan = made_plan(mechanism=None, record_every=2, local="scaffold")
     view = look_at(tmp_path, settings, plan, load_share(data))
     found = leaves(view)

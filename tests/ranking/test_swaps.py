@@ -54,7 +54,7 @@ def test_true_propensities_lie_in_the_intervals(log):
     by = found.propensities
     assert found.p > 0.01
     assert by.known[:6].all()
-    inside = (by.low <= EXAMINED) & (EXAMINED <= by.high)
+    inside = (by.low <= EXAMINED) & (by.high >= EXAMINED)
     assert np.count_nonzero(~inside[by.known]) <= 1
     assert 0.2 < found.own_share < 0.45  # of three sites
 

@@ -121,8 +121,8 @@ def export(
     worse = found.verdict if found is not None and found.finding == "worse" else worse_than_nothing(file.parent)
     if worse and not anyway:
         raise ValueError(
-            f"{file} is worse than doing nothing: {worse.rstrip('.')}. Nothing was exported; try it on live queries "
-            "(fedrank engine trial plan), or use --anyway"
+            f"{file}: {worse[0].lower()}{worse[1:].rstrip('.')}. Nothing was exported; try it on live queries (fedrank "
+            "engine trial plan), or use --anyway"
         )
     done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
     print_line(f"{done.what}: {done.path}")

@@ -344,10 +344,10 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
         grid.flush()
         sync(out / f"{name}.npy")
     save_arrays(out, first=rows.first, user=chosen.rank[rows.user], time=rows.time, query=query)
-    if chosen.held is not None:
-        save_arrays(out, held_out=chosen.held)
     if rows.swap is not None:
         save_arrays(out, swap=rows.swap)
+    if chosen.held is not None:
+        save_arrays(out, held_out=chosen.held)
     save_arrays(out, document=codes % len(documents))
     save_array(out / PAIR_QUERY, (codes // len(documents)).astype(np.int32))
     write_texts(out, chosen.users, queries, documents.ids)

@@ -156,6 +156,11 @@ def use_window(folder: str | os.PathLike[str], purpose: str) -> bool:
     return True
 
 
+def purpose_of(digest: str) -> str:
+    """The purpose of a window that a model is judged by, from the SHA-256 of its file."""
+    return f"the model with SHA-256 {digest}"
+
+
 def read_window(folder: str | os.PathLike[str]) -> Window:
     """Read the window of a data set; an error if it holds nothing out."""
     folder = Path(folder)

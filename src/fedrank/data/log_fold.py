@@ -66,6 +66,8 @@ def log_fold(
         f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users for training, "
         f"the latest {len(chosen) - kept:,} for testing"
     )
+    if held := int(log.held_out.sum()):
+        note += f"; {held:,} entries that the log holds out are in neither part"
     return Fold(learn, None, check, learn.name, 1, (note,))
 
 

@@ -58,10 +58,10 @@ class SearchLog:
     )
     dwell: NDArray[np.float32] | None = None  # [entries, longest]: dwell time in seconds; NaN if unknown
     scores: NDArray[np.float32] | None = None  # [entries, longest]: sampling scores; see `drawn`
-    held_out: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [entries]: not for training
     # [entries]: upper position, from 1, of the adjacent pair that was drawn for a random swap with probability 1/2;
     # negative: it was swapped; 0: none was drawn
     swap: NDArray[np.int16] | None = None
+    held_out: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [entries]: not for training
 
     def __post_init__(self) -> None:
         if not len(self.held_out):  # a log without a split
@@ -144,8 +144,8 @@ ARRAYS: dict[str, str] = {  # arrays of a data set, and their types
     "first": "<i4",
     "dwell": "<f4",  # optional
     "scores": "<f4",  # optional
-    "held_out": "|u1",  # optional
     "swap": "<i2",  # optional
+    "held_out": "|u1",  # optional
 }
 OPTIONAL = ("dwell", "scores", "swap")  # arrays of shown lists that a data set may lack
 TEXTS = ("users", "queries", "documents")

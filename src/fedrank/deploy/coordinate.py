@@ -234,7 +234,8 @@ def _measured(folder: FederatedRun, pooled: PooledSums, outcome: Any) -> list[fl
     experiment = folder.experiment
     if not experiment.data.at_sites:
         return None
-    found = pooled.quality(outcome.weights, outcome.round)
+    folder.save_model(outcome.weights, None, pooled.plan.features)
+    found = pooled.quality(outcome.weights, outcome.round, folder.writer.folder / "model.json")
     if not found:
         return None
     sides: list[NDArray[np.float64]] = [
@@ -262,10 +263,13 @@ def _finish(
         weights, models, clients = folder.final(plan.federated, state, memory, simulated)
     else:
         weights, models = plan.whole(state.weights), None
-        plain = ask_measures(hub.handshake, weights, state.round)
-        clients = as_columns(plain | as_sums(pooled.quality(weights, state.round)), plan) or {}
-    gate = pooled.gate(weights, state.round)
+        clients = {}
     folder.save_model(weights, models, plan.features)
+    model = writer.folder / "model.json"
+    if simulated is None:
+        plain = ask_measures(hub.handshake, weights, state.round)
+        clients = as_columns(plain | as_sums(pooled.quality(weights, state.round, model)), plan) or {}
+    gate = pooled.gate(weights, state.round, model)
     # Write and send everything before the run counts as finished: a run that stops here continues.
     evaluated = "" if folder.experiment.data.at_sites else folder.fold.name
     run.issue(card_of(folder.experiment, plan, run.books.charged(state.round), pooled.released), evaluated, gate)

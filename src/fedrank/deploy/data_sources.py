@@ -21,7 +21,7 @@ from fedrank.data.feature_sets import fixed_ranges, log_features
 from fedrank.data.judged_files import comments_of, read_judged
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
-from fedrank.data.logs import SearchLog, load_log
+from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
@@ -321,8 +321,8 @@ def _from_log(data: SiteData) -> SiteSplit:
     assert data.log is not None
     log = load_log(data.log)
     log.check_retention()
-    held_out = log_rows_held_out(log)
-    whole = np.setdiff1d(np.arange(len(log)), held_out)
+    whole, held_out = log.training_rows(), np.flatnonzero(log.held_out)
+    # With entries that were held out when the data set was built, data.test_share is not used.
     kept = len(whole) if len(held_out) else _kept(len(whole), data)
     # Fixed ranges reveal nothing about the data; any other ranges would have to be exchanged.
     fixed = fixed_ranges(log_features(log)) if data.normalise is None else None
@@ -335,11 +335,6 @@ def _from_log(data: SiteData) -> SiteSplit:
     people = [_renumbered(one.who.astype(np.int64)) for one in parts if data.person is not None]
     whose, test_whose, *_ = *people, *[np.empty(0, np.int64)] * 2
     return SiteSplit(parts[0], parts[1] if len(parts) > 1 else None, whose, test_whose, log.swap is not None)
-
-
-def log_rows_held_out(log: SearchLog) -> NDArray[np.int64]:
-    """The entries that were held out when the data set was built; with them, data.test_share is not used."""
-    return np.flatnonzero(getattr(log, "held_out", np.zeros(0, np.bool_)))
 
 
 def _kept(queries: int, data: SiteData) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 from fedrank.data.log_fold import TEST_SHARE
 from fedrank.data.logs import load_log
 from fedrank.deploy.consent import accept
-from fedrank.deploy.data_sources import log_rows_held_out
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, local_federation
 from fedrank.deploy.forests import portions_of
@@ -112,7 +111,7 @@ def run_local_logs(
     def write_sites(federation: LocalFederation) -> None:
         for (site, home), log in zip(federation.sites.items(), logs, strict=True):
             data: dict[str, Any] = {"log": str(Path(log).absolute()), "person": "user"}
-            if not len(log_rows_held_out(load_log(log))):
+            if not load_log(log).held_out.any():
                 data["test_share"] = TEST_SHARE
             own = {"name": site, "id": names[site], "federation": FEDERATION, "second_place": "../heads", "data": data}
             write_atomic(home / SITE, write_toml(own | {"policy": settings_of(policy)}), private=True)

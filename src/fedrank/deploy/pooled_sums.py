@@ -14,6 +14,7 @@ from fedrank.deploy import protocol
 from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, SiteQuality, quality_of, release_of
 from fedrank.deploy.site_releases import estimate_of, federated_decision
+from fedrank.experiments.runner.cards import sha256
 from fedrank.files import parse_json, write_atomic
 from fedrank.types import Weights
 from fedrank.wire import Label, Refused
@@ -44,10 +45,10 @@ class PooledSums:
         self.handshake.give_all()
         return notes
 
-    def quality(self, weights: Weights, round: int) -> dict[str, dict[str, SiteQuality]]:
+    def quality(self, weights: Weights, round: int, model: Path) -> dict[str, dict[str, SiteQuality]]:
         """By site and measure: quality from noised sums of the sites that release them."""
         found: dict[str, dict[str, SiteQuality]] = {}
-        for name, sums in self._ask(QUALITY, round, weights).items():
+        for name, sums in self._ask(QUALITY, round, weights, model).items():
             measures = self.handshake.noised.get(name, ())
             release = release_of(self.plan, QUALITY, measures)
             if release is not None and release.is_plausible(sums):
@@ -55,11 +56,11 @@ class PooledSums:
                 found[name] = dict(zip(names, quality_of(sums, release.deviation), strict=True))
         return found
 
-    def gate(self, weights: Weights, round: int) -> dict[str, Any] | None:
+    def gate(self, weights: Weights, round: int, model: Path) -> dict[str, Any] | None:
         """The decision of all sites together on a model; None if the plan has no gate."""
         if release_of(self.plan, GATE) is None:
             return None
-        sums = self._ask(GATE, round, weights)
+        sums = self._ask(GATE, round, weights, model)
         if not sums:
             words = "no site released its sums, so nothing is known: a trial decides"
             return {"outcome": "inconclusive", "pooled": "inconclusive", "words": [words]}
@@ -77,9 +78,13 @@ class PooledSums:
         """The kinds of sums that any site released."""
         return [kind for kind, sums in self._sums.items() if sums]
 
-    def _ask(self, kind: str, round: int, weights: Weights | None = None) -> dict[str, list[float]]:
+    def _ask(
+        self, kind: str, round: int, weights: Weights | None = None, model: Path | None = None
+    ) -> dict[str, list[float]]:
         """The sums of a kind: those that are known, and those of sites that answer now."""
-        parts = {} if weights is None else {"weights": weights[: self.plan.sent].astype(np.float32)}
+        parts: dict[str, Any] = {}
+        if weights is not None and model is not None:
+            parts = {"weights": weights[: self.plan.sent].astype(np.float32), "model": sha256(model).encode()}
         content = wire.pack(Label(kind, self.plan.run, round), parts)
         known, asking = self._sums[kind], True
         for _ in range(TRIES):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.mechanisms import Gaussian
 from fedrank.ranking import swaps
-from fedrank.ranking.gate import SENSITIVITY
+from fedrank.ranking.gate import SENSITIVITY, width
 from fedrank.ranking.propensity import SWAPS
 from fedrank.types import Messages, Source, has_trait
 
@@ -97,7 +97,7 @@ def releases_of(plan: Plan, measures: Sequence[str] = ()) -> tuple[Release, ...]
         found.append(Release(QUALITY, numbers, BOUND * math.sqrt(numbers), *common))
     if experiment.gate is not None:
         biases = 1 if experiment.data.propensities == SWAPS else 2  # noised counts do not determine trust bias
-        found.append(Release(GATE, 2 + biases, SENSITIVITY, *common))
+        found.append(Release(GATE, width(1, biases), SENSITIVITY, *common))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ quality, gate of one model, on held-out lists; from the gate's sums the site dec
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.data.logs import SearchLog
+from fedrank.data.held_out import purpose_of, use_window
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.outbox import Outbox, Sent
@@ -31,6 +32,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.simulation import simulate
 from fedrank.files import parse_json, write_atomic
 from fedrank.ranking.baseline_ranking import baseline_order
+from fedrank.ranking.estimate import engine_order
 from fedrank.ranking.gate import (
     FederatedDecision,
     GateDecision,
@@ -42,7 +44,7 @@ from fedrank.ranking.gate import (
     person_values,
 )
 from fedrank.ranking.measures import Evaluator
-from fedrank.ranking.propensity import Propensities, correct, given_propensities
+from fedrank.ranking.propensity import SWAPS, Propensities, correct
 from fedrank.ranking.swaps import NoSwaps, Ratios, SiteEstimate, site_propensities, swap_counts
 from fedrank.types import SimulatedClients, Weights
 from fedrank.wire import Label, Part, Refused
@@ -52,9 +54,9 @@ if TYPE_CHECKING:
 
 RELEASES, PROPENSITIES, GATE_FILE = "releases", "propensities.json", "gate.json"
 NUMBERS = {PROPENSITY: 1, QUALITY: 2, GATE: 3}  # in the outbox of releases
+USED = "the held-out lists of this site were used for another model, and a window is used once; build a new data set"
 WAITING = "this site has not received the propensities of this run yet"
 YEAR = timedelta(days=365)
-MIN_KNOWN = 5  # positions with known propensities that the gate needs
 # By the decision of the gate: the name of the model's file at a site.
 MODEL_FILES = {"pass": "model.json", "inconclusive": "model-trial-only.json", "veto": "model-vetoed.json"}
 ROWS = np.zeros(1, np.int64)  # of the ledger: one row for all people of a site
@@ -81,10 +83,12 @@ class ReleasedSums(Contribution["UpdateRun"]):
 
     def read(self, label: Label, content: bytes) -> CheckedRequest:
         [kind], _ = self.kinds, self.release
-        parts = {} if kind == PROPENSITY else {"weights": Part("<f4", self.run.plan.sent)}
-        _, found = wire.unpack(content, Label(kind, label.run, label.round), parts)
+        parts = {"weights": Part("<f4", self.run.plan.sent), "model": Part("|S", 64)}
+        _, found = wire.unpack(content, Label(kind, label.run, label.round), {} if kind == PROPENSITY else parts)
+        if not re.fullmatch(b"[0-9a-f]{64}", found.get("model", b"0" * 64)):
+            raise Refused("its digest of the model is not valid")
         name = f"the sum of kind {kind!r}"
-        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, content=found.get("weights"))
+        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, content=found)
 
     def sent(self, request: CheckedRequest) -> Sent | None:
         return self.outbox.get(request.number)
@@ -108,8 +112,16 @@ class ReleasedSums(Contribution["UpdateRun"]):
         self.charge(request)
 
     def compute(self, request: CheckedRequest) -> Computed:
-        weights = None if request.content is None else self.run.own_model(request.content.astype(np.float64))
-        sums = self.release.sums(self.values(weights))  # type: ignore[arg-type]  # those of propensities need none
+        weights, found = np.empty(0), request.content
+        if found:
+            weights = self.run.own_model(found["weights"].astype(np.float64))
+            if self.run.log.held_out.any():
+                try:
+                    use_window(self.run.log.folder, purpose_of(found["model"].decode()))
+                except ValueError as problem:  # it names a folder
+                    self.run.site.log(str(problem))
+                    raise Refused(USED) from None
+        sums = self.release.sums(self.values(weights))
         answer = self.reply("facts", request.label, facts=protocol.facts({"sums": sums}))
         return Computed(answer, np.array(sums).astype("<f8").tobytes())
 
@@ -232,33 +244,15 @@ def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> ND
     ranker = run.task.learner.ranker
     features = np.asarray(test.features, np.float32)
     scores = ranker.score(weights, features)
-    other = -engine_positions(run.log, rows) if against is None else ranker.score(against, features)
-    return person_values(shown, who, scores, other.astype(np.float64), position, trust)
-
-
-def for_gate(by: Propensities) -> Propensities:
-    """Propensities of all positions; below the last known one all are alike, so moves among them count as no change."""
-    known = int(np.argmin(by.known)) if not by.known.all() else len(by.slope)
-    if known < MIN_KNOWN:
-        raise Refused(
-            f"noised counts of swaps determine the propensities of {known} positions, and the gate needs {MIN_KNOWN}; "
-            "log more swaps, or use a smaller privacy.release_noise"
-        )
-    return given_propensities(np.where(by.known, by.slope, by.slope[known - 1]))
-
-
-def engine_positions(log: SearchLog, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[results]: positions in the order of the engine, before random swaps; without logged swaps, as shown."""
-    lists = np.asarray(log.lists)[rows]
-    there = lists >= 0
-    places = np.broadcast_to(np.arange(lists.shape[1]), lists.shape).copy()
-    if log.swap is not None:
-        upper = -np.asarray(log.swap)[rows].astype(np.int64) - 1
-        [swapped] = np.nonzero((upper >= 0) & (upper + 1 < lists.shape[1]))
-        swapped = swapped[there[swapped, upper[swapped] + 1]]
-        above = upper[swapped]
-        places[swapped, above], places[swapped, above + 1] = above + 1, above
-    return places[there]
+    if against is None:  # without logged swaps, lists were shown as the engine ordered them
+        swap = np.zeros(len(rows), np.int64) if run.log.swap is None else np.asarray(run.log.swap)[rows]
+        other = -engine_order(shown, None, swap).position
+    else:
+        other = ranker.score(against, features)
+    try:
+        return person_values(shown, who, scores, other.astype(np.float64), position, trust)
+    except ValueError as problem:  # such as unknown propensities
+        raise Refused(f"the gate: {problem}") from None
 
 
 def model_alone(run: UpdateRun) -> Weights:
@@ -288,7 +282,8 @@ def federated_decision(plan: Plan, sums: dict[str, list[float]]) -> FederatedDec
     release = release_of(plan, GATE)
     assert release is not None
     read = [PersonSums.read(np.array(one), release.deviation, comparisons=1) for one in sums.values()]
-    return decide_all(read, gate_rules(plan), names=list(sums))
+    shared = plan.experiment.data.propensities == SWAPS
+    return decide_all(read, gate_rules(plan), names=list(sums), shared=shared)
 
 
 def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:

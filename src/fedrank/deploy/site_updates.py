@@ -36,7 +36,6 @@ from fedrank.deploy.site_releases import (
     QualitySums,
     ReceivedPropensities,
     estimate_of,
-    for_gate,
     read_sums,
     with_propensities,
     write_decision,
@@ -509,7 +508,7 @@ class UpdateRun(SiteRun):
         if self.plan.experiment.data.propensities == SWAPS:
             if self.estimate is None:
                 raise Refused(WAITING)
-            return for_gate(self.estimate.propensities), None
+            return self.estimate.propensities, None
         rows = self.people.data.query_ids.astype(np.int64)
         try:
             return positions_of_log(self.log, "position", rows), positions_of_log(self.log, "trust", rows)

@@ -190,9 +190,11 @@ class EngineTrial:
             brought = len(found.searches) + len(found.clicks)
             if known_labels != self.labels():  # only after something was read with them
                 write_atomic(self.folder / LABELS, json.dumps(known_labels, indent=1) + "\n", private=True)
+            head = self._head(found, complete)
             if found.inputs or complete:
-                self._write(len(batches) + 1, found, searches, clicks, complete)
-            earlier, later = self._count(batches), self.count()
+                path = private_folder(self.folder / EVENTS) / f"{len(batches) + 1:04d}.jsonl"
+                self._write_batch(path, head, searches, clicks)
+            earlier, later = self._count(batches), self._count([*batches, (head, searches, clicks)])
             new = later.searches + later.too_old - earlier.searches - earlier.too_old
             return ImportResult(
                 new,
@@ -361,9 +363,8 @@ class EngineTrial:
         """The stored pseudonym of a client id; it cannot be reversed without the trial's key."""
         return hmac.new(self.plan.key.encode(), client.encode(), hashlib.sha256).hexdigest()[:16] if client else ""
 
-    def _write(
-        self, number: int, found: EventLines, searches: list[ShownSearch], clicks: list[SearchClick], complete: bool
-    ) -> None:
+    def _head(self, found: EventLines, complete: bool) -> dict[str, Any]:
+        """The first line of an import's file."""
         head = {
             "format": BATCH_FORMAT,
             "read": now(),
@@ -374,7 +375,7 @@ class EngineTrial:
         }
         if found.earlier:
             head["earlier"] = sorted(map(self._stand_in, found.earlier))
-        self._write_batch(private_folder(self.folder / EVENTS) / f"{number:04d}.jsonl", head, searches, clicks)
+        return head
 
     def _write_batch(
         self, path: Path, head: Mapping[str, Any], searches: Iterable[ShownSearch], clicks: Iterable[SearchClick]

@@ -81,7 +81,7 @@ class Ratios:
     def of(cls, counts: Reals, noise: float) -> Ratios:
         """From sums of clicks [2 x PAIRS] with Gaussian noise of this standard deviation."""
         both = counts.reshape(-1, 2)
-        known = (both > 2 * noise).all(axis=1) & (both > 0).all(axis=1)
+        known: NDArray[np.bool_] = np.all((both > 2 * noise) & (both > 0), axis=1)
         some = np.where(known[:, None], both, 1.0)
         variance = ((some + noise**2) / some**2).sum(axis=1)
         return cls(

@@ -226,7 +226,7 @@ def test_a_model_that_its_run_calls_worse_is_exported_only_anyway(
     assert worse_than_nothing(good) == worse_than_nothing(two) == ""
     assert exported(good, monkeypatch)
     assert not exported(bad, monkeypatch)
-    assert "is worse than doing nothing" in capsys.readouterr().err
+    assert "model.json: worse than doing nothing: the ndcg@10" in capsys.readouterr().err
     assert exported(bad, monkeypatch, "--anyway")
 
 

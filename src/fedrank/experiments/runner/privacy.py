@@ -486,7 +486,7 @@ def enough(noise: float) -> str:
 
 def _features(experiment: FederatedExperiment) -> int:
     if experiment.data.at_sites:
-        return fold_without_data(experiment.data).train.features.shape[1]
+        return int(fold_without_data(experiment.data).train.features.shape[1])
     if experiment.data.name is not None:
         return describe_data(experiment.data.name).features
     return int(load_fold(experiment.data, experiment.data.folds[0]).train.features.shape[1])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import CATALOG, load
-from fedrank.data.held_out import use_window
+from fedrank.data.held_out import purpose_of, use_window
 from fedrank.data.judged_files import comments_of
 from fedrank.data.log_fold import TEST_SHARE, log_part
 from fedrank.data.logs import SearchLog, load_log, pairs_of
@@ -195,7 +195,7 @@ def estimate_model(
     counted = log.held_out[shown.search] if split else shown.search >= first_counted
     found = estimate_clicks(shown, scores, log.features, known, counted, engine)
     if split:  # before the result is known to the caller
-        use_window(folder, f"the model with SHA-256 {hashlib.sha256(read_bytes(model_file(model_path))).hexdigest()}")
+        use_window(folder, purpose_of(hashlib.sha256(read_bytes(model_file(model_path))).hexdigest()))
     return found
 
 

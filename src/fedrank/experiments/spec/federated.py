@@ -351,7 +351,7 @@ def _has_log(spec: Any) -> bool:
 
 def _elsewhere(spec: Any) -> bool:
     """Whether only sites have data: in a plan that they received, or in the spec of a coordinator without data."""
-    return spec.data.name == ELSEWHERE or spec.data.at_sites
+    return bool(spec.data.name == ELSEWHERE or spec.data.at_sites)
 
 
 def _log_problems(spec: Any) -> list[str]:
