@@ -59,7 +59,7 @@ IN_WORDS = {
     "changed this year": "how long ago it changed",
     "kind": "its kind",
     "depth": "how deep its folder is",
-    "from somebody answered": "whether you wrote to its sender",
+    "from somebody answered": "whether you wrote to its sender",  # prose: ok
 }
 
 
@@ -93,7 +93,7 @@ class WeekDifference:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedFacts:
     """What was learned about the user."""
 
     searches: int
@@ -120,7 +120,7 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
     elif one.kind == "pdgd":
-        order = "Results with close scores sometimes swap in this list, so that a model can learn from your clicks."
+        order = "Results with close scores sometimes swap in this list, and a model learns from your clicks."
     elif one.sort == "date":
         order = "This list is sorted by date."
     elif engine and explained:
@@ -163,7 +163,7 @@ def _named(causes: Sequence[Cause]) -> str:
     return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
-def what_was_learned(client: SearchClient) -> Learned:
+def what_was_learned(client: SearchClient) -> LearnedFacts:
     """Everything that a search takes into account and that comes from the user's searches and clicks."""
     status, store = client.status(), client.store
     with store.turn:
@@ -173,7 +173,7 @@ def what_was_learned(client: SearchClient) -> Learned:
             "GROUP BY terms, document ORDER BY max(clicks.time) DESC"
         )
         counts = winners(store, "trial = ? AND state = 'closed'", ENGINE)
-        return Learned(
+        return LearnedFacts(
             status.searches,
             status.clicks,
             tuple(
