@@ -84,7 +84,8 @@ def check_people(people: int, epsilon: float) -> None:
 
 
 def _enough(experiment: Any) -> int:
-    return int(math.ceil(experiment.clients.count * SIGNAL / _signal(experiment)))
+    people: int = experiment.clients.count
+    return math.ceil(people * SIGNAL / _signal(experiment))
 
 
 def _signal(experiment: Any) -> float:
