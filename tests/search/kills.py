@@ -2,12 +2,14 @@
 
     python -m tests.search.kills --count 50
 
-After every kill -9 the store and the engine's index must agree, every click that was answered must be there, and what
-was learned must be what the learned lists teach. Each time a process of its own works, and another one looks.
+It also tries, adopts and gives up models, and forgets searches. After every kill -9 the store and the engine's index
+must agree, every click that was answered must be there and no forgotten one, the model in use must be one that may be,
+and what was learned must be what the learned lists teach, each once. Each time a process of its own works, and another
+one looks.
 
 Then as many while a site answers rounds from its recorded searches, in a folder and in the open, since one person alone
-cannot be asked for a sum: nothing may have left that is not in the list of what
-was sent, or is not in the outbox, and no round may be charged twice or use a search that another one used.
+cannot be asked for a sum: nothing may have left that is not in the list of what was sent, or is not in the outbox, and
+no round may be charged twice or use a search that another one used.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import tempfile
 import time
 import traceback
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +44,10 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.federated.messages import Call
 from fedrank.files import private_folder
 from fedrank.privacy.population import Account
-from fedrank.search import ingest
+from fedrank.ranking.gate import Gate
+from fedrank.search import impressions, ingest, trial
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import LEARNER, first_weights, warm_up
+from fedrank.search.impressions import LEARNER, OWN_RATE, first_weights, warm_up
 from fedrank.search.sharing import Sharing
 from tests.search.made_up import Clock, close, search_often, write_documents
 
@@ -66,34 +70,70 @@ def check_agreement(client: SearchClient) -> None:
     assert client.store.indexed == client.store.seq
 
 
+def decide_soon() -> None:
+    """Let trials begin and end after a few searches."""
+    impressions.KEPT, trial.FEWEST, trial.OWN_SEARCHES, trial.SHARE = 1 << 40, 3, 4, 0.3
+    trial.GATE = Gate(level=0.6, stake=0.5, harm=0.6, harm_stake=0.5, most=6)
+
+
 def work(store: Path, folder: Path, answered: int, turn: int) -> None:
-    """Change files, index, search, click and learn until killed; every answered click is told."""
+    """Change files, index, search, click, learn, try models and forget until killed; every answered click is told."""
     ingest.BATCH = 7
+    decide_soon()
     with SearchClient(store) as client:
+        client.learn_setting("weights")
         while True:
             turn += 1
             for path in sorted(folder.iterdir())[turn % 5 :: 5]:
                 path.write_text(f"the orchard in turn {turn}, {path.name}")
             client.index([folder])
-            for place in range(3):
-                found = client.search(f"orchard turn {turn}")
+            for place in range(9):
+                found = client.search(f"orchard turn {turn + place}")
                 client.open_document(found.impression, place)
                 os.write(answered, f"{found.impression}\n".encode())
                 close(client, found.impression)
+            secret = client.search(f"orchard secret {turn}")
+            client.open_document(secret.impression, 1)
+            client.forget(query=secret.query)
+            os.write(answered, f"-{secret.impression}\n".encode())
+            if not client.trials.phase:
+                weights = client.rows.model()[1] * (1 - turn % 3) + turn % 2
+                client.trials.begin(weights, f"a friend in turn {turn}")
 
 
-def look(store: Path, clicked: set[int]) -> None:
+def look(store: Path, told: set[int]) -> None:
     """What must hold after every kill."""
+    decide_soon()
     with SearchClient(store) as client:
         check_agreement(client)
-        found = {id for (id,) in client.store.rows("SELECT impression FROM clicks")}
-        assert clicked <= found, f"clicks that were answered and are lost: {sorted(clicked - found)}"
-        expected = first_weights(client.features)
-        for (id,) in client.store.rows("SELECT id FROM impressions WHERE state = 'learned' ORDER BY id"):
-            one = client.rows.as_impression(client.rows.get(id))
-            assert one is not None
-            LEARNER.learn(expected, one)
-        np.testing.assert_array_equal(client.rows.model()[1], expected)
+        clicked = {id for (id,) in client.store.rows("SELECT impression FROM clicks")}
+        known = {id for (id,) in client.store.rows("SELECT id FROM impressions")}
+        lost = {id for id in told if id > 0} - clicked
+        assert not lost, f"clicks that were answered and are lost: {sorted(lost)}"
+        assert clicked <= known
+        assert not {-id for id in told if id < 0} & known, "a forgotten search is there"
+        check_models(client)
+
+
+def check_models(client: SearchClient) -> None:
+    store = client.store
+    used, weights = client.rows.model()
+    (fate,) = store.one("SELECT fate FROM models WHERE id = ?", used)
+    assert fate in ("", "adopted"), f"the model in use was {fate}"
+    if fate == "" and store.one("SELECT 1 FROM models WHERE fate = ?", trial.WORSE):
+        np.testing.assert_array_equal(weights, client.features.start())
+    if (tried := store.setting("trial")) is not None:
+        (fate,) = store.one("SELECT fate FROM models WHERE id = ?", tried)
+        assert bool(fate) != bool(client.trials.phase), f"a trial is in the phase {client.trials.phase!r}, but {fate!r}"
+    for own, start, learned in store.rows("SELECT id, start, weights FROM models WHERE origin = 'own searches'"):
+        expected = np.frombuffer(start, "<f8").copy()
+        for (id,) in store.rows("SELECT id FROM impressions WHERE kind = 'pdgd' AND trial = ? ORDER BY id", own):
+            recorded = client.rows.get(id)
+            assert recorded.state == "learned"
+            replace(LEARNER, rate=OWN_RATE / client.rows.repeats(recorded)).learn(
+                expected, client.rows.as_impression(recorded)
+            )
+        np.testing.assert_array_equal(np.frombuffer(learned, "<f8"), expected)
 
 
 def in_child(what, *arguments) -> int:
@@ -127,6 +167,9 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
         with open(heard) as lines:
             clicked |= {int(line) for line in lines if line.endswith("\n")}
         finished(in_child(look, store, clicked), f"kill {number + 1} of {count} did harm; the store is in {store}")
+    with SearchClient(store) as client:
+        fates = client.store.rows("SELECT fate, count(*) FROM models GROUP BY fate ORDER BY fate")
+        sys.stderr.write(f"models: {', '.join(f'{often} {fate or chr(45)}' for fate, often in fates)}\n")
     return len(clicked)
 
 

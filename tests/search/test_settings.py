@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedrank.data.live_features import LIVE_1
+from fedrank.search.client import SearchClient
 from fedrank.search.impressions import ImpressionRows, first_weights
 from fedrank.search.results import SearchError
 from fedrank.search.settings import SearchSettings, begin, features_of
 from fedrank.search.store import Store
-from tests.search.made_up import Clock
+from tests.search.made_up import Clock, opened
 
 
 @pytest.fixture
@@ -70,3 +71,28 @@ def test_threads_take_turns_at_the_store(store):
         store.set(order="engine")
     reader.join(10)
     assert seen == ["engine"]
+
+
+def test_a_folder_of_format_1_keeps_its_clicks_and_gets_the_start_weights(tmp_path):
+    """Its model had learned features of earlier clicks, which are a rule now."""
+    clock = Clock()
+    with opened(tmp_path, clock) as client:
+        found = client.search("orchard apple water")
+        client.open_document(found.impression, 5)
+        clock.wait(60)
+        client.trials.begin(np.ones(34), "a friend")
+        with client.store.writing():
+            client.store.set(model=client.rows.new_model(0.0, "learned in format 1", np.full(34, 2.0)))
+            client.store.db.execute("DROP INDEX impressions_with_features")
+            client.store.db.execute("ALTER TABLE impressions DROP COLUMN memory")
+            client.store.db.execute("PRAGMA user_version = 1")
+        chance = client.store.setting("chance")
+    for _ in range(2):  # once and again
+        with SearchClient(tmp_path / "store", clock=clock) as client:
+            np.testing.assert_array_equal(client.rows.model()[1], first_weights(LIVE_1))
+            assert client.store.setting("chance") == chance
+            status = client.status()
+            assert (status.clicks, status.impressions, status.trial.state) == (1, {"discarded": 1}, "stopped")
+            assert client.shown(found.impression).results[5].clicked
+            assert client.lists.memory.lifts(LIVE_1.query("orchard apple water"), [found.results[5].id]) == [3]
+            assert client.store.count("SELECT count(*) FROM models") == 4

@@ -3,8 +3,8 @@
 Lists of both models are interleaved (team draft), and clicks decide. The test may be checked after every search, stops
 early if the new model does harm, and needs only two counts.
 
-Counts of several users could be pooled and protected by noise, but fedrank does not do so: `benchmarks/live_gate.py`
-finds that it takes hundreds of users, and the party that adds up could report any result.
+Counts of several users could be pooled and protected by noise, but fedrank does not do so: it takes hundreds of users,
+and the party that adds up could report any result.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ class SearchClient:
     def _settle(self, now: float, searching: bool) -> None:
         """Update the state of all impressions, learn from closed ones, and evaluate the model on trial."""
         learning = self.settings.learns_weights
-        self.rows.settle(now, searching, learning and self.trials.phase != "replay")
-        self.trials.judge()
+        closed = self.rows.settle(now, searching, learning and self.trials.phase != "replay")
+        self.trials.judge(closed)
         if learning:
             self.trials.try_own()
 

@@ -31,7 +31,7 @@ from fedrank.search.store import Store, marks
 from fedrank.types import Features, Impression, Scores
 
 KAPPA = 0.1  # probability that the first position is drawn like the others
-LEARNER = Pdgd(rate=0.03, temperature=0.3, keep=1 - KAPPA)
+LEARNER = Pdgd(rate=0.03, temperature=0.15, keep=1 - KAPPA)  # drawn lists lose .001 of nDCG@10
 OWN_RATE = 0.003  # of a model that learns from this person alone; the k-th search for the same words has a kth of it
 ONE = np.ones(1, np.float32)  # the weight of scores that are drawn from
 STATES = ("shown", "opened", "closed", "abandoned", "learned", "discarded")
@@ -67,7 +67,7 @@ class Recorded:
     shown: NDArray[np.int64]  # [positions]: candidates, of all pages drawn so far
     raw: NDArray[np.float16] | None  # [candidates, features], 0 .. 1
     teams: NDArray[np.int8] | None = None  # [positions] of an interleaved ranking: which model chose each (see `gate`)
-    trial: int | None = None  # the other model of an interleaved ranking
+    trial: int | None = None  # the other model of an interleaved ranking; the one that learned from a drawn ranking
     memory: Scores | None = None  # [candidates]: what the memory of clicks added to the scores; None: nothing
 
 
@@ -114,10 +114,6 @@ def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: n
     return rest[replace(learner, keep=0.0).draw(ONE, scores[rest, None].copy(), stream)[1]]
 
 
-def scores_of(weights: NDArray[np.float32], features: Features) -> Scores:
-    return LEARNER.scores(weights, features)
-
-
 def best_order(scores: Scores) -> NDArray[np.int64]:
     """All candidates by descending score; ties are in the engine's order."""
     return np.argsort(-scores, kind="stable").astype(np.int64)
@@ -129,7 +125,7 @@ def warm_up(rows: ImpressionRows) -> None:
     some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
     raw = features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some), [Usage()] * 12)
     scaled, weights = rows.scaled(raw.astype(np.float16)), features.start()
-    scores = scores_of(weights.astype(np.float32), scaled)
+    scores = rows.scores(weights, raw.astype(np.float16))
     _, shown = LEARNER.draw(ONE, scores[:, None].copy(), stream_of(1, 0))
     draw_more(scores, shown, LEARNER, stream_of(1, 0, 2))
     LEARNER.learn(weights, Impression(scaled, scores, shown, shown == shown[1]))
@@ -232,8 +228,8 @@ class ImpressionRows:
 
     # from shown to learned
 
-    def settle(self, now: float, searching: bool, learning: bool) -> int:
-        """Update the states of impressions and learn from closed ones; returns how many were learned from.
+    def settle(self, now: float, searching: bool, learning: bool) -> list[int]:
+        """Update the states of impressions and learn from closed ones; returns those that were closed now.
 
         An opened impression is closed 30 minutes after its last click, or at the next search unless the click is so
         recent that it may still bounce. Weights and state change in one transaction, so each is learned from once.
@@ -246,7 +242,7 @@ class ImpressionRows:
         closed = [id for id, last in due if last is None or now - last >= waits]
         late = self.store.rows("SELECT id FROM impressions WHERE state = 'shown' AND time <= ?", now - ABANDONED)
         if not closed and not late and not self.store.one(_TO_LEARN):
-            return 0
+            return []
         with self.store.writing():
             self._move("opened", "closed", closed)
             self._move("shown", "abandoned", [id for (id,) in late])
@@ -256,7 +252,13 @@ class ImpressionRows:
                 "(SELECT max(id) FROM impressions) - ?",
                 (KEPT,),
             )
-            return self._learn(now) if learning else self._discard(now)
+            self.store.db.execute(
+                "UPDATE impressions SET state = 'discarded' WHERE state = 'closed' AND kind = 'pdgd' AND time < ?",
+                (now - TOO_OLD,),
+            )
+            if learning:
+                self._learn(now)
+        return closed
 
     def _move(self, before: str, after: str, ids: list[int]) -> None:
         """Change the state of impressions that another process has not changed already."""
@@ -264,18 +266,10 @@ class ImpressionRows:
             "UPDATE impressions SET state = ? WHERE id = ? AND state = ?", ((after, id, before) for id in ids)
         )
 
-    def _discard(self, now: float) -> int:
-        self.store.db.execute(
-            "UPDATE impressions SET state = 'discarded' WHERE state = 'closed' AND kind = 'pdgd' AND time < ?",
-            (now - TOO_OLD,),
-        )
-        return 0
-
-    def _learn(self, now: float) -> int:
-        self._discard(now)
+    def _learn(self, now: float) -> None:
         waiting = [id for (id,) in self.store.rows(_TO_LEARN)]
         if not waiting:
-            return 0
+            return
         own = self.own_model()
         if own is None:
             _, master = self.model()
@@ -287,18 +281,17 @@ class ImpressionRows:
             if (one := self.as_impression(recorded)) is not None:
                 learner = replace(
                     LEARNER,
-                    rate=OWN_RATE / self._repeats(recorded),
+                    rate=OWN_RATE / self.repeats(recorded),
                     temperature=recorded.temperature,
                     keep=recorded.keep,
                 )
                 taught += learner.learn(master, one)
-            self._move("closed", "learned", [id])
+            self.store.db.execute("UPDATE impressions SET state = 'learned', trial = ? WHERE id = ?", (model, id))
         self.store.db.execute(
             "UPDATE models SET weights = ?, learned = ? WHERE id = ?", (master.astype("<f8").tobytes(), taught, model)
         )
-        return len(waiting)
 
-    def _repeats(self, one: Recorded) -> int:
+    def repeats(self, one: Recorded) -> int:
         """How many searches for the same words were learned from, with this one."""
         return 1 + self.store.count(
             "SELECT count(*) FROM impressions WHERE terms = ? AND state = 'learned' AND id < ?", one.terms, one.id
@@ -312,11 +305,15 @@ class ImpressionRows:
         clicked[[click.position for click in self.clicks(one.id) if not click.bounced]] = True
         return Impression(self.scaled(one.raw), one.scores, one.shown, clicked)
 
-    def scores(self, weights: NDArray[np.float64], one: Recorded) -> Scores:
-        """[candidates]: the scores that a model gives in a recorded search, with the memory of clicks at that time."""
-        assert one.raw is not None
-        scores = scores_of(weights.astype(np.float32), self.scaled(one.raw))
-        return scores if one.memory is None else scores + one.memory
+    def scores(self, weights: NDArray[np.float64], raw: NDArray[np.float16], memory: Scores | None = None) -> Scores:
+        """[candidates]: the model's scores, with what the memory of clicks adds.
+
+        The engine's best result counts as much as the model's: only the memory can put another one first. Reordering
+        helps below it and often loses the one right answer at the top.
+        """
+        scores = LEARNER.scores(weights.astype(np.float32), self.scaled(raw))
+        scores[:1] = scores.max(initial=-np.inf)
+        return scores if memory is None else scores + memory
 
     def scaled(self, raw: NDArray[np.float16]) -> Features:
         return np.ascontiguousarray(self.features.scaled(raw.astype(np.float32)), dtype=np.float32)

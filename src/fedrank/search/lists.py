@@ -23,7 +23,6 @@ from fedrank.search.impressions import (
     Recorded,
     best_order,
     draw_more,
-    scores_of,
     stream_of,
 )
 from fedrank.search.index import Candidacy
@@ -89,7 +88,7 @@ def raw_features(
 
 
 def _past(store: Store, ids: Sequence[int], now: float) -> list[Usage]:
-    """Metadata of the candidates; earlier clicks are no features but a rule of their own (`memory.py`)."""
+    """Metadata of the candidates; earlier clicks are a separate rule (`memory.py`)."""
     facts = {
         id: Usage((now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered))
         for id, kind, date, depth, answered in store.rows(
@@ -161,8 +160,8 @@ class ResultLists:
         """Create a list: sorted, interleaved with another model's, or drawn if something learns from it."""
         order, number = self.settings.order, int(self.store.setting("searches", 0))
         model, weights = self.rows.model()
-        features, lifts = self.rows.scaled(raw), self.memory.lifts(query.terms, found.documents.tolist())
-        scores = scores_of(weights.astype(np.float32), features) + lifts
+        lifts = self.memory.lifts(query.terms, found.documents.tolist())
+        scores = self.rows.scores(weights, raw, lifts)
         shown = best_order(scores)[:PAGE_SIZE]
         kind: ListKind = "plain"
         teams, other = None, None
@@ -172,7 +171,7 @@ class ResultLists:
         elif self.rows.fast(query.time):
             kind = "fast"
         elif (other := self.trials.opponent(number)) is not None:
-            mixed = self.trials.mixed(scores, scores_of(other.weights.astype(np.float32), features) + lifts, number)
+            mixed = self.trials.mixed(scores, self.rows.scores(other.weights, raw, lifts), number)
             kind, shown, teams = "interleaved", mixed.shown, mixed.team
         elif self._explores and len(raw):
             kind = "pdgd"

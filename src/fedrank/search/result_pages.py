@@ -170,13 +170,14 @@ def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> t
         return ()
     _, weights = rows.model()
     features = rows.scaled(one.raw)
-    values, shares = one.raw, weights * (features - features.mean(axis=0, keepdims=True))
-    names = rows.features.names
-    if one.memory is not None:
-        names = (*names, "opened before")
-        values = np.column_stack([values, one.memory / LIFT])
-        shares = np.column_stack([shares, one.memory - one.memory.mean()])
-    scores = rows.scores(weights, one)
+    scores = rows.scores(weights, one.raw, one.memory)
+    memory = np.zeros(len(scores)) if one.memory is None else one.memory
+    plain, first = features @ weights, np.zeros(len(scores))
+    first[0] = plain.max() - plain[0]  # what the rule for the engine's best result adds
+    rules = np.column_stack([first, memory])
+    values = np.column_stack([one.raw, first > 0, memory / LIFT])
+    shares = np.column_stack([weights * (features - features.mean(axis=0)), rules - rules.mean(axis=0)])
+    names = (*rows.features.names, "best of the engine", "opened before")
     by_model = np.argsort(best_order(scores))
     explained = []
     for result, candidate in zip(results, one.shown.tolist(), strict=True):

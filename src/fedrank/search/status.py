@@ -161,7 +161,7 @@ def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, floa
         positions = {
             "shown": clicked,
             "engine": documents,
-            "model": _positions(rows.scores(weights, one))[documents],
+            "model": _positions(rows.scores(weights, one.raw, one.memory))[documents],
         }
         if one.raw[:, latent].any():
             by_encoder = _positions(one.raw[:, latent].astype(np.float32))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedrank.ranking.gate import Draft, Gate, Team, team_draft
 from fedrank.search.impressions import ImpressionRows, best_order
 from fedrank.search.results import PAGE_SIZE, SearchError, TrialNews
-from fedrank.search.store import Store
+from fedrank.search.store import Store, marks
 from fedrank.seeds import rng_for
 from fedrank.types import Impression, Scores
 
@@ -215,9 +215,15 @@ class Trials:
     def _chance(self) -> int:
         return int(self.store.setting("chance"))
 
-    def judge(self) -> None:
-        """Continue with the next phase, adopt or refuse the new model, if the recorded data suffices."""
-        self._compare_with_engine()
+    def judge(self, closed: Sequence[int]) -> None:
+        """Continue with the next phase, adopt or refuse the new model, if the recorded data suffices.
+
+        `closed` are the impressions that were closed since the last call.
+        """
+        if self.store.count(
+            f"SELECT count(*) FROM impressions WHERE trial = {ENGINE} AND id IN ({marks(closed)})", *closed
+        ):
+            self._compare_with_engine()
         model = self.on_trial()
         if model is None:
             return
@@ -277,10 +283,10 @@ class Trials:
         for id in ids:
             one = self.rows.get(id)
             impression = self.rows.as_impression(one)
-            if impression is not None and len(one.shown):
+            if impression is not None and one.raw is not None and len(one.shown):
                 first = impression._replace(shown=one.shown[:10], clicked=impression.clicked[:10])
                 recorded.append(Replayed(first, one.temperature, one.keep))
-                scores.append(self.rows.scores(model.weights, one))
+                scores.append(self.rows.scores(model.weights, one.raw, one.memory))
         return replay(recorded, scores)
 
     def _withheld_from_learning(self) -> list[int]:
