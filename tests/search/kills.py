@@ -188,7 +188,7 @@ largest_epsilon = 100000.0
 SPEC = {
     "evaluate_every": ROUNDS,
     "data": {"collection": SYNTHETIC, "features": "live-1"},
-    "learner": {"name": "pdgd", "rate": 0.03, "temperature": 0.3, "keep": 0.9},
+    "learner": {"name": "pdgd", "rate": 0.03, "temperature": LEARNER.temperature, "keep": LEARNER.keep},
     "mechanism": {"name": "gaussian", "clip": 0.1, "noise": 1.0, "placement": "client"},
 }
 

@@ -25,7 +25,7 @@ REMEMBERED = 100  # latest remembered documents that are listed
 QUERIES = 2  # earlier queries that are named for a result
 LEAST = 0.1  # contributions below it are not named; they rarely change a position
 CAUSES = 3  # that are named in each direction
-MEMORY = "opened before"  # name of the contribution of the memory of clicks
+MEMORY, BEST = "opened before", "best of the engine"  # names of the contributions of rules
 
 # What a high value of a feature is, as part of a sentence.
 IN_WORDS = {
@@ -137,8 +137,11 @@ def sentences(one: Explained, opened: Sequence[EarlierClicks], causes: bool = Tr
     said = [_opened(each) for each in opened[:QUERIES]]
     if len(opened) > QUERIES:
         said.append(f"You also opened it for {count_of(len(opened) - QUERIES, 'other query', 'other queries')}.")
-    if causes and not opened and any(cause.feature == MEMORY and cause.value > 0 for cause in one.causes):
+    rules = {cause.feature for cause in one.causes if causes and cause.feature in (MEMORY, BEST) and cause.value > 0}
+    if MEMORY in rules and not opened:
         said.append("It was moved up because you had opened it before; those clicks are deleted now.")
+    if BEST in rules:
+        said.append("It is the best result of the search engine, which is first unless you opened others before.")
     named = one.causes if causes else ()
     up, down = (_named([each for each in named if sign * each.share >= LEAST]) for sign in (1, -1))
     if up:
