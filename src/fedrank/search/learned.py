@@ -116,7 +116,7 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     for reason in found:
         opened[reason.document].append(reason)
     engine = [each.engine_position for each in explained] == list(range(len(explained)))
-    order = "The list is in this order: what you opened before for these or similar words, and how well a text matches."
+    order = "This order follows what you opened before for these or similar words, and how well each text matches."
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
     elif one.kind == "pdgd":
