@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -32,10 +33,10 @@ from fedrank.federated.clients import make_clients
 from fedrank.federated.deal import Deal
 from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.ranking.click_models import ClickModel
-from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
 from fedrank.search.coordinator import CLIP, LEARNING_RATE, SEARCHES, SIGNAL, STEP, rounds_for
+from fedrank.search.impressions import LEARNER as DISPLAY
 from fedrank.search.impressions import first_weights
 from fedrank.seeds import Chance, rng_for
 
@@ -43,11 +44,12 @@ COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
 CHOICE, SPLITS, SEEDS = (1, 2), (3, 4), (1, 2)  # divisions for the choice of settings, and others for the result
 PEOPLE, EPSILONS = (100, 300, 1000), (1.0, 4.0, math.inf)
 TRIED = tuple(product((1, 2, 4), (0.3, 1.0, 2.0, 3.0)))  # rounds; norm of a round's change if all updates agree
-LEARNER = Pdgd(rate=LEARNING_RATE, temperature=0.3, keep=0.9)
+LEARNER = replace(DISPLAY, rate=LEARNING_RATE)
 FOUR_LABELS = {  # of cranfield; between the published models for three and five labels
     "navigational": ClickModel((0.05, 0.35, 0.65, 0.95), (0.2, 0.4, 0.65, 0.9)),
     "informational": ClickModel((0.4, 0.6, 0.75, 0.9), (0.1, 0.2, 0.35, 0.5)),
 }
+FIRST = 1e6  # weight that is larger than all scores
 Values = NDArray[np.float64]
 
 
@@ -63,7 +65,17 @@ def fold_of(name: str, split: int):
 
 @cache
 def evaluator(name: str, split: int) -> Evaluator:
-    return Evaluator(fold_of(name, split).test, ["ndcg@10"])
+    """Test queries with one more feature: 1 for the engine's best result, which the client keeps first."""
+    test = fold_of(name, split).test
+    first = np.zeros((len(test.features), 1), np.float32)
+    first[test.offsets[:-1]] = 1.0
+    return Evaluator(replace(test, features=np.hstack([test.features, first]), feature_names=()), ["ndcg@10"])
+
+
+def qualities(name: str, split: int, weights: Values) -> Values:
+    """[queries]: nDCG@10 as the client displays the results of a model."""
+    found: Values = evaluator(name, split).per_query(np.append(weights, FIRST), Linear())[0]
+    return found
 
 
 @cache
@@ -109,8 +121,7 @@ class Gains:
         self.found: dict[str, dict[str, list[float]]] = {}
 
     def add(self, name: str, split: int, weights: Values) -> None:
-        measure = evaluator(name, split)
-        values = measure.per_query(weights, Linear())[0] - measure.per_query(start(), Linear())[0]
+        values = qualities(name, split, weights) - qualities(name, split, start())
         for query, value in zip(fold_of(name, split).test.query_ids, values, strict=True):
             self.found.setdefault(name, {}).setdefault(str(query), []).append(float(value))
 
@@ -167,7 +178,7 @@ def main() -> None:
         return
     for name in COLLECTIONS:
         engine, first = (
-            np.mean([evaluator(name, split)(weights, Linear())[0] for split in SPLITS])
+            np.mean([qualities(name, split, weights).mean() for split in SPLITS])
             for weights in (LIVE_1.start(), start())
         )
         print(f"{name}: engine {engine:.4f}, start {first:.4f}", flush=True)

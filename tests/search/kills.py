@@ -8,8 +8,8 @@ and what was learned must be what the learned lists teach, each once. Each time 
 one looks.
 
 Then as many while a site answers rounds from its recorded searches, in a folder and in the open, since one person alone
-cannot be asked for a sum: nothing may have left that is not in the list of what
-was sent, or is not in the outbox, and no round may be charged twice or use a search that another one used.
+cannot be asked for a sum: nothing may have left that is not in the list of what was sent, or is not in the outbox, and
+no round may be charged twice or use a search that another one used.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ largest_epsilon = 100000.0
 SPEC = {
     "evaluate_every": ROUNDS,
     "data": {"collection": SYNTHETIC, "features": "live-1"},
-    "learner": {"name": "pdgd", "rate": 0.03, "temperature": 0.3, "keep": 0.9},
+    "learner": {"name": "pdgd", "rate": 0.03, "temperature": LEARNER.temperature, "keep": LEARNER.keep},
     "mechanism": {"name": "gaussian", "clip": 0.1, "noise": 1.0, "placement": "client"},
 }
 

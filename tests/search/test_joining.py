@@ -16,7 +16,7 @@ from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.plan import PlannedSite, make_plan
 from fedrank.deploy.settings import site_template
 from fedrank.experiments.runner.privacy import planned
-from fedrank.experiments.runner.privacy_rule import noise_norm
+from fedrank.experiments.runner.privacy_rule import noise_norm, signal
 from fedrank.files import private_folder
 from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.search import coordinator, joining, sharing, web
@@ -148,6 +148,7 @@ def test_the_number_of_people_is_the_smallest_that_the_rule_accepts(tmp_path, ep
     check_people(needed, epsilon)
     with pytest.raises(ValueError, match=f"ε = {epsilon:g} needs at least {needed:,} people, and 3 joined"):
         check_people(3, epsilon)
+    assert coordinator._signal(less) == pytest.approx(signal(less)), "the rule of the plan"
     # The norm of noise in the model, by the formula of the plan, relative to the largest change of the model.
     assert noise_norm(enough) / coordinator.STEP <= 1 / coordinator.SIGNAL * (1 + 1e-9)
 

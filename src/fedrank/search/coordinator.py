@@ -15,7 +15,7 @@ from fedrank.data.collection import SYNTHETIC
 from fedrank.data.live_features import LIVE_1
 from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
 from fedrank.deploy.settings import FEDERATION, read_federation
-from fedrank.experiments.runner.privacy_rule import people_of, signal, with_noise
+from fedrank.experiments.runner.privacy_rule import with_noise
 from fedrank.experiments.runner.schedule import Results
 from fedrank.experiments.spec.grid import Grid, read_tables
 from fedrank.progress import Progress, quiet
@@ -67,7 +67,7 @@ def too_few(experiment: Any) -> str:
     if _signal(experiment) >= SIGNAL:
         return ""
     return (
-        f"{people_of(experiment):,} people are too few: the noise of this ε would outweigh what they teach, and at "
+        f"{experiment.clients.count:,} people are too few: the noise of this ε would outweigh what they teach, and at "
         f"least {_enough(experiment):,} are needed; invite more people, choose a larger ε up to 8, or search alone"
     )
 
@@ -84,11 +84,14 @@ def check_people(people: int, epsilon: float) -> None:
 
 
 def _enough(experiment: Any) -> int:
-    return math.ceil(people_of(experiment) * SIGNAL / _signal(experiment))
+    people: int = experiment.clients.count
+    return math.ceil(people * SIGNAL / _signal(experiment))
 
 
 def _signal(experiment: Any) -> float:
-    return signal(experiment, len(LIVE_1.names))  # a received plan has no data
+    """people / (σ √(T d)), with the noise that people add for those who are absent or collude."""
+    mechanism, size = experiment.mechanism, experiment.rounds * len(LIVE_1.names)
+    return float(experiment.clients.count * math.sqrt(mechanism.placement.honest / size) / mechanism.noise)
 
 
 def _tables(people: int) -> dict[str, Any]:

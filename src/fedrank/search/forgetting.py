@@ -29,7 +29,7 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
 
 
 def forget_learned(store: Store) -> ForgottenRows:
-    """Delete all searches, clicks and learned models. Models of federations stay, so that none is tried again."""
+    """Delete all searches, clicks and learned models. Models of federations stay, to be tried only once."""
     searches, clicks = (store.count(f"SELECT count(*) FROM {table}") for table in ("impressions", "clicks"))
     used = store.setting("model")
     with store.writing():

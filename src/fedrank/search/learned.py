@@ -25,7 +25,7 @@ REMEMBERED = 100  # latest remembered documents that are listed
 QUERIES = 2  # earlier queries that are named for a result
 LEAST = 0.1  # contributions below it are not named; they rarely change a position
 CAUSES = 3  # that are named in each direction
-MEMORY = "opened before"  # name of the contribution of the memory of clicks
+MEMORY, BEST = "opened before", "best of the engine"  # names of the contributions of rules
 
 # What a high value of a feature is, as part of a sentence.
 IN_WORDS = {
@@ -59,7 +59,7 @@ IN_WORDS = {
     "changed this year": "how long ago it changed",
     "kind": "its kind",
     "depth": "how deep its folder is",
-    "from somebody answered": "whether you wrote to its sender",
+    "from somebody answered": "whether you wrote to its sender",  # prose: ok
 }
 
 
@@ -93,7 +93,7 @@ class WeekDifference:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedFacts:
     """What was learned about the user."""
 
     searches: int
@@ -116,11 +116,11 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     for reason in found:
         opened[reason.document].append(reason)
     engine = [each.engine_position for each in explained] == list(range(len(explained)))
-    order = "The list is in this order: what you opened before for these or similar words, and how well a text matches."
+    order = "This order follows what you opened before for these or similar words, and how well each text matches."
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
     elif one.kind == "pdgd":
-        order = "Results with close scores sometimes swap in this list, so that a model can learn from your clicks."
+        order = "Results with close scores sometimes swap in this list, and a model learns from your clicks."
     elif one.sort == "date":
         order = "This list is sorted by date."
     elif engine and explained:
@@ -137,8 +137,11 @@ def sentences(one: Explained, opened: Sequence[EarlierClicks], causes: bool = Tr
     said = [_opened(each) for each in opened[:QUERIES]]
     if len(opened) > QUERIES:
         said.append(f"You also opened it for {count_of(len(opened) - QUERIES, 'other query', 'other queries')}.")
-    if causes and not opened and any(cause.feature == MEMORY and cause.value > 0 for cause in one.causes):
+    rules = {cause.feature for cause in one.causes if causes and cause.feature in (MEMORY, BEST) and cause.value > 0}
+    if MEMORY in rules and not opened:
         said.append("It was moved up because you had opened it before; those clicks are deleted now.")
+    if BEST in rules:
+        said.append("It is the best result of the search engine, which is first unless you opened others before.")
     named = one.causes if causes else ()
     up, down = (_named([each for each in named if sign * each.share >= LEAST]) for sign in (1, -1))
     if up:
@@ -163,7 +166,7 @@ def _named(causes: Sequence[Cause]) -> str:
     return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
-def what_was_learned(client: SearchClient) -> Learned:
+def what_was_learned(client: SearchClient) -> LearnedFacts:
     """Everything that a search takes into account and that comes from the user's searches and clicks."""
     status, store = client.status(), client.store
     with store.turn:
@@ -173,7 +176,7 @@ def what_was_learned(client: SearchClient) -> Learned:
             "GROUP BY terms, document ORDER BY max(clicks.time) DESC"
         )
         counts = winners(store, "trial = ? AND state = 'closed'", ENGINE)
-        return Learned(
+        return LearnedFacts(
             status.searches,
             status.clicks,
             tuple(

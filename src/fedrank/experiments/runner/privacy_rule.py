@@ -55,17 +55,15 @@ def expected_loss(signal: float) -> float:
     return float(np.interp(math.log(signal), np.log(list(LOSSES)), list(LOSSES.values())))
 
 
-def signal(experiment: FederatedExperiment, parameters: int | None = None) -> float:
+def signal(experiment: FederatedExperiment) -> float:
     """people / (σ · √(T · d)): proportional to the norm of what is learned over the norm of the noise in the model."""
     mechanism: Any = experiment.mechanism
     server = replace(experiment, server=Add(1.0), mechanism=replace(mechanism, clip=1.0))
-    return experiment.rounds / noise_norm(server, parameters)
+    return experiment.rounds / noise_norm(server)
 
 
-def noise_norm(experiment: FederatedExperiment, parameters: int | None = None) -> float:
+def noise_norm(experiment: FederatedExperiment) -> float:
     """The expected norm of the noise in the model: rate · σ · clip · √(T · d) / people in a round.
-
-    `parameters` is d; None: that of the data.
 
     If each person is in one round, it is rate · σ · clip · T^1.5 · √d / people. Noise that several parties add to their
     messages is larger by the square root of their number.
@@ -80,8 +78,7 @@ def noise_norm(experiment: FederatedExperiment, parameters: int | None = None) -
     elif isinstance(mechanism.placement, SecureAggregation):
         noises = 1 / mechanism.placement.honest
     rate = getattr(server, "rate", 1.0)
-    parameters = setting_of(experiment).parameters if parameters is None else parameters
-    size = parameters * experiment.rounds * noises
+    size = setting_of(experiment).parameters * experiment.rounds * noises
     return float(rate * mechanism.noise * mechanism.clip * math.sqrt(size) / cohort)
 
 
