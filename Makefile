@@ -68,6 +68,7 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.deploy.restored --count 100
 	$(BIN)/python -m tests.deploy.chaos --kills 50 --dealt --rounds 500
 	$(BIN)/python -m tests.deploy.hard_links
+	$(BIN)/python -m tests.deploy.hosts
 
 mutants: $(READY)  ## an hour: 100 small changes to the core, of which tests must notice nine in ten; lists the others
 	$(BIN)/python -m tests.mutants

@@ -54,9 +54,9 @@ class CommandFederation:
 
     def __init__(
         self, folder: Path, sites: int = 3, rounds: int = 4, network: bool = False, min_sites: int = 2,
-        mechanism: str = NOISE, every: int = 2,
+        mechanism: str = NOISE, every: int = 2, host: str = "localhost",
     ) -> None:  # fmt: skip
-        self.folder, self.network, self.port = Path(folder), network, free_port()
+        self.folder, self.network, self.port, self.host = Path(folder), network, free_port(), host
         self.names = [f"clinic-{chr(97 + id)}" if sites <= 26 else f"clinic-{id:02d}" for id in range(sites)]
         self.hub, self.spec = self.folder / "hub", self.folder / "my.toml"
         # The second places of the sites' journals are outside their homes, as on a real machine.
@@ -84,7 +84,7 @@ class CommandFederation:
             self.fedrank("approve", name, "--id", str(id), "--fingerprint", key, "--home", "hub")
 
     def _join_network(self) -> None:
-        lines = ['name = "clinics"', 'host = "localhost"', f"port = {self.port}"]
+        lines = ['name = "clinics"', f'host = "{self.host}"', f"port = {self.port}"]
         for id, name in enumerate(self.names):
             lines += ["[[sites]]", f'name = "{name}"', f'organisation = "Clinic_{id}"', f"id = {id}"]
         (self.folder / "federation.toml").write_text("\n".join(lines) + "\n")

@@ -67,6 +67,7 @@ def test_the_image_runs_as_a_user_without_rights_and_checks_its_health(tmp_path)
     (user,) = re.findall(r"^USER (\d+):\d+$", final, re.MULTILINE)
     assert int(user) >= 1000
     assert "COPY --from=build" in final  # sources and build tools stay behind
+    assert "--invalidation-mode unchecked-hash" in text  # copied modules are not compiled at every start
     (pattern,) = re.findall(r"^HEALTHCHECK[^|]*--metrics - \| grep -q '([^']*)'$", final, re.MULTILINE)
     running = DeploymentStatus("clinic-a", "clinics", True, None)
     for serves in (True, False):

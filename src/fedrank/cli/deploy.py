@@ -494,7 +494,8 @@ def start(
     if unit:
         typer.echo(unit_of(home, user=getpass.getuser()))
         return
-    tell = event_printer(home.absolute().name) if json_ else print_line
+    member = read_site(home).name if json_ and (home / SITE).exists() else "coordinator"
+    tell = event_printer(member) if json_ else print_line
     if confirm_head:
         from fedrank.deploy.heads import confirm
 
