@@ -62,6 +62,7 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.fuzz.options
 	$(BIN)/python -m tests.experiments.runner.kills
 	$(BIN)/python -m tests.search.kills --count 50
+	$(BIN)/python -m tests.search.rerank.kills --count 50
 	$(BIN)/python -m tests.trees.grow_kills --count 200
 	$(BIN)/python -m tests.deploy.chaos --kills 50
 	$(BIN)/python -m tests.deploy.chaos --kills 50 --sum

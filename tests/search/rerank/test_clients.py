@@ -13,6 +13,7 @@ import uvicorn
 from fedrank.search.rerank.api import make_api
 from fedrank.search.rerank.serve import bound_to
 from fedrank.search.rerank.tenants import Tenants
+from tests.search.rerank.kills import kill_often
 
 pytestmark = pytest.mark.process
 TEXTS = ["rain in the north", "an asthma inhaler for children", "snow", "how to use the inhaler"]
@@ -102,3 +103,7 @@ def test_health_and_an_address_in_use(server):
         assert answer.read() == b"ok\n"
     with pytest.raises(OSError, match="cannot be used"), bound_to("127.0.0.1", int(address.rsplit(":", 1)[1])) as bound:
         bound.listen()
+
+
+def test_kills_lose_nothing(tmp_path):
+    assert kill_often(tmp_path / "t", 3) > 5

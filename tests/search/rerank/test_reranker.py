@@ -278,6 +278,33 @@ def test_old_requests_expire(tmp_path, clock):
         assert (one.status().requests, one.status().queries_remembered) == (1, 1)
 
 
+def test_requests_are_bounded_in_number(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr("fedrank.search.rerank.reranker.MAX_REQUESTS", 4)
+    monkeypatch.setattr("fedrank.search.rerank.reranker.EXPIRE_EVERY", 2)
+    with Reranker(tmp_path / "t", clock=clock) as one:
+        answers = [one.rerank(f"weather {number}", TEXTS) for number in range(9)]
+        assert one.status().requests <= 5
+        one.feedback(answers[-1].id, {0: "cited"})
+        with pytest.raises(RerankError, match="no such request"):
+            one.feedback(answers[0].id, {0: "cited"})
+
+
+def test_cached_words_are_bounded(reranker, monkeypatch):
+    monkeypatch.setattr("fedrank.search.rerank.passages.CACHED", 20)
+    for text in TEXTS:
+        reranker.rerank("weather", [text])
+    assert reranker._hasher._cached <= 20
+    assert sum(len(one.stems) for one in reranker._hasher._passages.values()) == reranker._hasher._cached
+
+
+def test_another_share_of_the_opponent_begins_another_comparison(tmp_path, clock):
+    with Reranker(tmp_path / "t", opponent=0.3, clock=clock) as one:
+        use(one, clock, {11}, 30)
+        assert sum(one.status().against_caller.requests) == 30
+    with Reranker(tmp_path / "t", opponent=0.2, clock=clock) as one:
+        assert one.status().against_caller is None
+
+
 def test_a_folder_is_open_once(tmp_path):
     with Reranker(tmp_path / "t"), pytest.raises(Locked):
         Reranker(tmp_path / "t")

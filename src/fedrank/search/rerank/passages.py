@@ -22,7 +22,7 @@ from fedrank.data.text import content_stems
 BUCKETS = 1 << 18  # hash buckets in which passages are counted
 MAX_WORDS = 4096  # words of a passage that count
 MAX_TERMS = 64  # distinct words of a query that count
-CACHED = 20_000  # passages whose words are held in memory, about 1 kB each
+CACHED = 4_000_000  # distinct words of passages that are held in memory, 8 bytes each
 K1, B = 0.9, 0.4
 FIRST = 10  # of the caller's passages, whose mean is the centroid
 MIN_BACKGROUND = 200  # passages; with fewer, document frequencies of the list itself are added
@@ -47,6 +47,7 @@ class Hasher:
         self._key, self._language = key, language
         self._word = lru_cache(maxsize=1 << 18)(self._hash_word)
         self._passages: OrderedDict[bytes, Words] = OrderedDict()
+        self._cached = 0  # distinct words of these passages
 
     def _hash_word(self, stem: str) -> int:
         digest = blake2b(stem.encode(errors="replace"), digest_size=4, key=self._key).digest()
@@ -74,8 +75,9 @@ class Hasher:
             words = content_stems(text, self._language)[:MAX_WORDS]
             stems, counts = np.unique(np.fromiter(map(self._word, words), np.int32, len(words)), return_counts=True)
             found = self._passages[digest] = Words(stems, counts.astype(np.int32), len(words))
-            if len(self._passages) > CACHED:
-                self._passages.popitem(last=False)
+            self._cached += len(stems)
+            while self._cached > CACHED:
+                self._cached -= len(self._passages.popitem(last=False)[1].stems)
         else:
             self._passages.move_to_end(digest)
         return found

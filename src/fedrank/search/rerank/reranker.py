@@ -52,6 +52,8 @@ INCLUDED = 0.02  # share of requests whose last passage is a random one from bel
 PROTECTED, WITHIN = 3, 10  # the caller's first 3 passages stay within the first 10
 MAX_PERSON = 0.1  # largest share of one person in a refit
 KEEP_DAYS = 180
+MAX_REQUESTS = 100_000  # the latest ones are stored
+EXPIRE_EVERY = 1_000  # requests
 LOOK_EVERY = 10  # requests with feedback between two looks at a comparison
 _SIGNAL = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
 # Probability that a passage is relevant as a function of its BM25 relative to the best possible one, fitted to judged
@@ -129,6 +131,9 @@ class Reranker:
         self._turn = threading.RLock()
         with self._turn:
             self._expire()
+            if self._store.get("opponent") != opponent:  # shares of one comparison must be equal
+                with self._store.writing():
+                    self._store.put(opponent=opponent, compared_since=clock())
             self._number = self._store.next_number()
             self._load()
 
@@ -192,6 +197,8 @@ class Reranker:
                 self._store.add_request(request, texts, person, self._trial.id if arm in ("old", "new") else None)  # type: ignore[union-attr]
                 self._store.count_passages(digests, words, now)
             self._number += 1
+            if self._number % EXPIRE_EVERY == 0:
+                self._expire()
         scores = _scores(found.absolute)
         results = tuple(Ranked(int(index), float(scores[place])) for place, index in enumerate(shown))
         return Ranking(request.id, results, found.missing)
@@ -345,7 +352,7 @@ class Reranker:
         if self._off:
             return
         since = float(self._store.get("compared_since", 0.0))
-        outcomes = self._outcomes("time >= ? AND arm IN ('caller', 'model', 'old', 'new')", "caller", now, since)
+        outcomes = self._outcomes("time >= ?", "caller", now, since)
         if evidence(outcomes, share=self._opponent) >= -math.log(LEVEL):
             with self._store.writing():
                 if self._model is not None:  # the learned weights first, then everything
@@ -415,7 +422,7 @@ class Reranker:
         with self._turn:
             now, store = self._clock(), self._store
             since = float(store.get("compared_since", 0.0))
-            outcomes = self._outcomes("time >= ? AND arm IN ('caller', 'model', 'old', 'new')", "caller", now, since)
+            outcomes = self._outcomes("time >= ?", "caller", now, since)
             included = list(store.requests("WHERE arm = 'included' AND id IN (SELECT request FROM feedback)"))
             used = sum(self._labels(one).get(int(one.shown[-1]), False) for one in included)
             return RerankStatus(
@@ -492,8 +499,11 @@ class Reranker:
         return self._store.db.execute(f"DELETE FROM requests WHERE {which}", values).rowcount
 
     def _expire(self) -> None:
+        """Delete requests that are too old or too many, and digests of passages that were not sent for as long."""
+        oldest = self._clock() - self._keep_days * DAY
         with self._store.writing():
-            self._delete("time < ?", (self._clock() - self._keep_days * DAY,))
+            self._delete("time < ? OR number <= ?", (oldest, self._store.next_number() - 1 - MAX_REQUESTS))
+            self._store.db.execute("DELETE FROM passages WHERE time < ?", (oldest,))
 
 
 def _is_used(kinds: set[str]) -> bool:
