@@ -48,6 +48,7 @@ SHORT = {
     "evaluate": Short("--repeats 1"),
     "evolution": Short(constants={"CLIENTS": 20, "ROUNDS": 1}),
     "fpdgd": Short(constants={"SHAPES": FEW_QUERIES}),
+    "gate": Short("--out {}/results.jsonl --logs 1 --federations 1"),
     "grow": Short("--size 30 60 20 --repeats 1"),
     "grow_bytes": Short("--data synthetic-mq2007 --repeats 1 --queries 8 --trees 1"),
     "grow_quality": Short("--trees 2"),

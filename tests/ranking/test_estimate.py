@@ -326,3 +326,12 @@ def test_a_model_below_the_engine_is_never_called_better():
     assert below >= 20
     assert len(called) >= 20
     assert [verdict for true, verdict in called if true <= 0] == []
+
+
+def test_places_do_not_depend_on_the_order_of_rows():
+    log = simulate_shown(made_up_queries(20), 100)
+    shown = results(log)
+    scores = np.random.default_rng(1).integers(3, size=len(shown)).astype(float)  # with ties
+    rows = np.random.default_rng(2).permutation(len(shown))
+    shuffled = ShownResults(*(column[rows] for column in vars(shown).values()))
+    assert np.array_equal(new_places(shuffled, scores[rows]), new_places(shown, scores)[rows])

@@ -11,22 +11,31 @@ import pytest
 from fedrank.data.synthetic_shown import Browsing, made_up_queries, simulate_shown
 from fedrank.ranking.estimate import MAX_RATIO
 from fedrank.ranking.gate import (
+    DIRECTIONS,
     MIN_PEOPLE,
     SENSITIVITY,
     GateRules,
     PersonSums,
+    _scenarios,
     decide,
     decide_all,
     person_rows,
     person_values,
+    width,
 )
-from fedrank.ranking.propensity import ShownResults, given_propensities
+from fedrank.ranking.propensity import Propensities, ShownResults, given_propensities
 from tests.oracles import gate as oracle
 
 HALF = given_propensities([1.0, 0.5])
 
 
+def exact(values):
+    """Differences [people, biases] with exact propensities."""
+    return np.hstack([values, np.zeros((len(values), DIRECTIONS * values.shape[1]))])
+
+
 def summed(nothing, alone=None, sigma=0.0):
+    nothing, alone = (one if one is None or one.shape[1] > 2 else exact(one) for one in (nothing, alone))
     return PersonSums.read(person_rows(nothing, alone).sum(axis=0), sigma, 1 if alone is None else 2)
 
 
@@ -37,21 +46,50 @@ def test_two_people_by_hand():
     shown = ShownResults.of_lists(lists, np.array([[0, 1], [0, 0], [1, 0]]), np.zeros(3, int), np.zeros(3, int))
     turned, kept = np.tile([0.0, 1.0], 3), -shown.position.astype(float)
     found = person_values(shown, np.array([7, 7, 3]), turned, kept, HALF)
-    assert found.tolist() == [[-0.5], [0.5]]
-    assert person_values(shown, np.array([7, 7, 3]), kept, kept, HALF).tolist() == [[0.0], [0.0]]
+    assert found.tolist() == [[-0.5, 0, 0, 0], [0.5, 0, 0, 0]]
+    assert not person_values(shown, np.array([7, 7, 3]), kept, kept, HALF).any()
     # With trust, .1 of the clicks in the second position are due to it: fewer clicks of relevance move up.
     trust = given_propensities([1.0, 0.5], [0.0, 0.1])
     both = person_values(shown, np.array([7, 7, 3]), turned, kept, HALF, trust)
     assert both[:, 0].tolist() == [-0.5, 0.5]
     # 7: (1 - .1) + (-.1) in two lists; the clicks by trust in the two positions cancel out. 3: -.5 - .1.
     assert both[:, 1] == pytest.approx([-0.6, (0.9 - 0.1) / 2])
+    assert not both[:, 2:].any(), "these propensities are exact"
     with pytest.raises(ValueError, match=r"must have one value per result .6"):
         person_values(shown, np.array([7, 7, 3]), turned, kept[:2], HALF)
+    with pytest.raises(ValueError, match="first two positions"):
+        person_values(shown, np.array([7, 7, 3]), turned, kept, given_propensities([1.0, math.nan]))
+
+
+def test_the_error_of_propensities_by_hand():
+    # The second position has .5 with a standard error of 10 %: the click there is worth 1 / .5 - 1 = 1 on average, and
+    # (1 / (.5 x e^.1) - 1 / (.5 x e^-.1)) / 2 = -.2003 more with one standard error.
+    shown = ShownResults.of_lists(np.array([[0, 1]]), np.array([[0, 1]]), np.zeros(1, int), np.zeros(1, int))
+    slope, error = np.array([1.0, 0.5]), np.array([0.0, 1.96 * 0.1])
+    by = Propensities(slope, np.zeros(2), slope * np.exp(-error), slope * np.exp(error), "test")
+    found = person_values(shown, np.zeros(1, int), np.array([0.0, 1.0]), np.array([1.0, 0.0]), by)
+    assert found[0] == pytest.approx([1.0, -2 * math.sinh(0.1), 0, 0])
+    # A decision includes it: .1 per person, without any spread between people, but with an error of .06.
+    values = np.tile([0.1, 0.1, 0.06, 0, 0, 0, 0, 0.06], (100, 1))
+    sums = summed(values)
+    assert decide(sums.sums[0], sums.squares, sums.count, 0.0).interval.low == pytest.approx(
+        0.1 - 1.6449 * 0.06, abs=1e-4
+    )
+    # It averages out between sites with own propensities, and does not with shared ones.
+    alone, shared = (PersonSums.pooled([sums] * 4, one) for one in (False, True))
+    assert alone.sums[0, 2] == pytest.approx(2 * sums.sums[0, 2])
+    assert shared.sums[0, 2] == pytest.approx(4 * sums.sums[0, 2])
+
+
+def test_deep_positions_are_between_the_last_known_one_and_a_power_law():
+    slopes, extras = _scenarios(given_propensities([1.0, 0.5, math.nan]), 4)[0]
+    assert slopes == pytest.approx([1.0, 0.5, 0.5 * (2 / 3) ** 0.5, 0.5 * (2 / 4) ** 0.5])
+    assert not extras.any()
 
 
 @pytest.mark.parametrize("trust", [0.0, 0.3])
 def test_values_equal_the_oracle(trust):
-    browsing, positions = Browsing(1.5, trust), np.arange(5)  # nothing is known of the sixth
+    browsing, positions = Browsing(1.5, trust), np.arange(6)
     log = simulate_shown(made_up_queries(30, documents=6), 200, browsing=browsing, people=15)
     shown = ShownResults.of_lists(log.lists, log.clicks, log.first, log.query)
     rng = np.random.default_rng(1)
@@ -66,13 +104,15 @@ def test_values_equal_the_oracle(trust):
 
 def test_a_person_changes_the_sums_by_a_bounded_amount():
     rng = np.random.default_rng(2)
-    nothing, alone = rng.uniform(-1, 1, size=(2, 500, 2))
+    nothing, alone = rng.uniform(-1, 1, size=(2, 500, 2 + 2 * DIRECTIONS))
     rows = person_rows(nothing, alone)
     assert np.linalg.norm(rows, axis=1).max() <= SENSITIVITY + 1e-12
-    assert np.linalg.norm(person_rows(np.ones((1, 2)), np.ones((1, 2)))) <= SENSITIVITY
-    assert np.linalg.norm(person_rows(np.array([[1.0, 0.0]]))) == pytest.approx(SENSITIVITY), "it is not too large"
-    small = np.full((1, 2), 0.1)
-    assert person_rows(small, small)[0, 2:].tolist() == [0.1] * 4, "small values are not clipped"
+    assert rows.shape[1] == width(2, 2)
+    assert np.linalg.norm(person_rows(np.ones((1, 8)), np.ones((1, 8)))) <= SENSITIVITY
+    one = exact(np.array([[1.0, 0.0]]))
+    assert np.linalg.norm(person_rows(one)) == pytest.approx(SENSITIVITY), "it is not too large"
+    small = np.full((1, 8), 0.1)
+    assert person_rows(small, small)[0, 2:].tolist() == [0.1] * 16, "small values are not clipped"
 
 
 @pytest.mark.parametrize("sigma", [0.0, 3.0])
@@ -153,10 +193,10 @@ def test_the_error_rate_is_spent_over_the_plans_of_a_year():
 
 
 def test_sums_from_outside_are_checked():
-    with pytest.raises(ValueError, match=r"must be 4 or 6 numbers for 2 comparisons .got 3"):
+    with pytest.raises(ValueError, match=r"must be 10 or 18 numbers for 2 comparisons .got 3"):
         PersonSums.read(np.zeros(3), 1.0)
     with pytest.raises(ValueError, match="must be finite"):
-        PersonSums.read(np.array([1.0, math.nan, 0, 0, 0, 0]), 1.0)
+        PersonSums.read(np.full(10, math.nan), 1.0)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 5.0])
@@ -168,8 +208,8 @@ def test_error_rate_and_power(sigma):
     for _ in range(repeats):
         for which, mean in enumerate((0.0, 0.2)):
             values = np.repeat(rng.normal(mean, 0.2, size=(150, 1)), 2, axis=1)
-            vector = person_rows(values).sum(axis=0)
-            sums = PersonSums.read(vector + sigma * rng.normal(size=4), sigma, 1)
+            vector = person_rows(exact(values)).sum(axis=0)
+            sums = PersonSums.read(vector + sigma * rng.normal(size=len(vector)), sigma, 1)
             passed[which] += decide(sums.sums[0], sums.squares, sums.count, sigma, 0.0, alpha).outcome == "pass"
     assert passed[0] / repeats < alpha + 3 * math.sqrt(alpha / repeats)
     assert passed[1] / repeats > 0.95

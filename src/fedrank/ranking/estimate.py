@@ -23,6 +23,7 @@ Confidence intervals are over queries: a bootstrap resamples queries and recompu
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +58,7 @@ UNSEEN = 0.1  # maximum share of new impressions without any logged exposure; ab
 MAX_SPREAD = 0.7  # maximum standard error of the logarithm of a usable propensity
 MIN_SHOWN = 3  # minimum number of times that the most common order of a query was shown
 KNOWN_SHARE = 0.5  # minimum share of searches with a known order of the engine
+TYPICAL_RATE = 0.3  # click rate of a relevant document in the first position
 _AT_A_TIME = 20  # repeats
 _RIDGE = 1.0
 
@@ -269,6 +271,21 @@ def both_propensities(
         return {"position": position}, problem.because
 
 
+def with_errors(repeated: Repeated, rate: float = TYPICAL_RATE) -> Propensities:
+    """Propensities of all usable positions with their joint errors, also of those with a wide interval, for the gate.
+
+    Principal components are those of the click probability of a document with a typical `rate` in the first position.
+    """
+    positions = _usable(repeated)
+    slope, extra = repeated.slope[:, :positions], repeated.extra[:, :positions]
+    error = CERTAIN * spread_of(np.log(slope[1:]))
+    low, high = (slope[0] * np.exp(sign * error) for sign in (-1, 1))
+    changes = np.hstack([(slope[1:] - slope[0]) * rate, extra[1:] - extra[0]]) / math.sqrt(len(slope) - 1)
+    _, sizes, found = np.linalg.svd(changes, full_matrices=False)
+    directions = (sizes[:, None] * found).reshape(-1, 2, positions) / np.array([rate, 1.0])[:, None]
+    return replace(repeated.found, slope=slope[0], extra=extra[0], low=low, high=high, directions=directions)
+
+
 def _shares(counts: _Counts, slope: Reals) -> tuple[float, float, float]:
     """Shares of impressions without exposure, effective number of queries, and share of clipped clicks."""
     ratio, seen = _ratios(counts, slope)
@@ -362,10 +379,13 @@ def _hashed(values: NDArray[np.integer]) -> NDArray[np.uint64]:
 
 def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> Integers:
     """[results]: the model's position of each among the documents of its list; ties keep the order shown."""
-    order = np.lexsort((shown.position, -np.asarray(scores, np.float64), shown.search))
-    before = np.lexsort((shown.position, shown.search))
+    search, where, worth = shown.search, shown.position, -np.asarray(scores, np.float64)
     position = np.empty(len(shown), np.int64)
-    position[order] = shown.position[before]
+    steps = np.diff(search)
+    if np.all((steps > 0) | (steps == 0) & (np.diff(where) > 0)):  # as a log has them; ties keep this order
+        position[np.lexsort((worth, search))] = where
+    else:
+        position[np.lexsort((where, worth, search))] = where[np.lexsort((where, search))]
     return position
 
 

@@ -9,11 +9,15 @@ finds that it takes hundreds of users, and the party that adds up could report a
 Before a trial, sites decide from held-out searches whether a federated model may be exported. Each person contributes
 one bounded vector, and only noised sums of these vectors leave a site:
 
-    values = person_values(shown, who, scores, against, propensities_position, propensities_trust)   [people, biases]
-    rows = person_rows(nothing, alone)                        [people, columns], L2 norm at most SENSITIVITY per person
-    sums = PersonSums.read(rows.sum(axis=0) + noise, sigma)   after noise with standard deviation sigma was added
+    values = person_values(shown, who, scores, against, propensities_position, propensities_trust)  [people, columns]
+    rows = person_rows(nothing, alone)                       [people, columns], L2 norm at most SENSITIVITY per person
+    sums = PersonSums.read(rows.sum(axis=0) + noise, sigma)  after noise with standard deviation sigma was added
     decide(sums.sums[0], sums.squares, sums.count, sums.sigma, margin, alpha) -> GateDecision
     decide_all([sums of each site], GateRules()) -> FederatedDecision
+
+Each value has 1 + DIRECTIONS columns per bias: the difference in clicks, and how it changes with the propensities,
+whose error is often larger than that of the clicks. `width(comparisons, biases)` is the length of a person's vector.
+Propensities need intervals (`Propensities.low`, `high`): without them, they are taken as exact.
 
 The estimate may veto a model, and a pass allows its export; a trial decides on adoption.
 """
@@ -31,12 +35,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.ranking.estimate import MAX_RATIO, Interval, new_places
-from fedrank.ranking.propensity import Propensities, Reals, ShownResults
+from fedrank.ranking.propensity import CERTAIN, Propensities, Reals, ShownResults
 
 Ruling = Literal["adopt", "refuse", "undecided"]
 Outcome = Literal["pass", "veto", "inconclusive"]
 
 MIN_PEOPLE = 20  # per decision; below it, nothing is concluded
+DIRECTIONS = 3  # principal directions of the error of propensities
 _SCALE = 0.5  # of the count and the square in a person's vector; smaller needs less noise for the values
 SENSITIVITY = math.sqrt(1 + 2 * _SCALE**2)  # maximum L2 norm of a person's vector
 
@@ -143,11 +148,14 @@ def person_values(
     propensities_position: Propensities,
     propensities_trust: Propensities | None = None,
 ) -> Reals:
-    """[people, biases]: estimated clicks per list by `scores` minus those by `against`, in [-1, 1] per person.
+    """[people, biases x (1 + DIRECTIONS)]: what each person contributes to a comparison of two rankings, in [-1, 1].
 
-    Both are [results], and higher scores rank first; for an order, give minus the positions. `who` [searches] is the
-    person of each search, by the numbers in `shown.search`. Rows are the people in ascending order of their numbers.
-    Values depend on no other person if propensities do not.
+    The first columns, one per bias, are the estimated clicks per list by `scores` minus those by `against`. The others
+    are their changes if propensities are one standard error larger in each of DIRECTIONS directions.
+
+    Both rankings are [results], and higher scores rank first; for an order, give minus the positions. `who` [searches]
+    is the person of each search, by the numbers in `shown.search`. Rows are the people in ascending order of their
+    numbers. A person's values do not depend on other people if the propensities do not.
     """
     if not len(scores) == len(against) == len(shown):
         raise ValueError(
@@ -157,36 +165,78 @@ def person_values(
     new, old = new_places(shown, scores), new_places(shown, against)
     search, of_result = np.unique(shown.search, return_inverse=True)
     people, of_search = np.unique(np.asarray(who)[search], return_inverse=True)
-    lists = np.bincount(of_search, minlength=len(people))
-    found = np.empty((len(people), 1 if propensities_trust is None else 2))
-    for column, by in enumerate((propensities_position, propensities_trust)[: found.shape[1]]):
-        assert by is not None
-        gained = _gained(shown, new, old, by)
-        found[:, column] = np.bincount(of_search[of_result.ravel()], weights=gained, minlength=len(people)) / lists
-    return np.clip(found, -1.0, 1.0)
+    of_result, lists = of_search[of_result.ravel()], np.bincount(of_search, minlength=len(people))
+    positions = int(shown.position.max(initial=0)) + 1
+
+    def per_person(slope: Reals, extra: Reals) -> Reals:
+        some = new != old if extra.any() else (new != old) & shown.clicked  # the others contribute nothing
+        here, there, before = shown.position[some], new[some], old[some]
+        ratio = np.clip((slope[there] - slope[before]) / slope[here], -MAX_RATIO, MAX_RATIO)
+        gained = ratio * (shown.clicked[some] - extra[here]) + extra[there] - extra[before]
+        each: Reals = np.bincount(of_result[some], weights=gained, minlength=len(people)) / lists
+        return each
+
+    centres, changes = [], []
+    for by in (propensities_position, propensities_trust):
+        if by is not None:
+            centre, *ends = (per_person(*one) for one in _scenarios(by, positions))
+            centres.append(centre)
+            changes += [(up - down) / 2 for up, down in zip(ends[::2], ends[1::2], strict=True)]
+    return np.clip(np.stack([*centres, *changes], axis=1), -1.0, 1.0)
 
 
-def _gained(shown: ShownResults, new: NDArray[np.int64], old: NDArray[np.int64], by: Propensities) -> Reals:
-    """[results]: estimated clicks in the new position minus those in the old one; unknown positions have no clicks."""
-    (here, unread), (there, more), (before, less) = (by.at(position) for position in (shown.position, new, old))
-    known = np.isfinite(here)
-    seen = np.where(known, here, 1.0)
-    ratio = (np.nan_to_num(there) - np.nan_to_num(before)) / seen
-    clicks = np.where(known, shown.clicked - unread, 0.0)
-    gained: Reals = np.clip(ratio, -MAX_RATIO, MAX_RATIO) * clicks + np.nan_to_num(more) - np.nan_to_num(less)
-    return gained
+def _scenarios(by: Propensities, positions: int) -> list[tuple[Reals, Reals]]:
+    """Slopes and extras of all positions: the estimates, then one standard error up and down in each direction.
+
+    Below the last known position, slopes are between the last one and a continued power law.
+    """
+    known = int(np.argmin(by.known)) if not by.known.all() else len(by.slope)
+    if known < 2:
+        raise ValueError("propensities must be known for the first two positions at least")
+    logs, offset = np.log(by.slope[:known]), by.extra[:known] / by.slope[:known]
+    fall = np.log(np.arange(known + 1, positions + 1) / known) * logs[-1] / math.log(known) / 2
+    slope = np.exp(np.concatenate([logs, logs[-1] + fall]))[:positions]
+    extra = np.concatenate([offset, np.full(len(fall), offset[-1])])[:positions] * slope
+    found = [(slope, extra)]
+    for steps, more in _directions(by, known)[:DIRECTIONS]:
+        for sign in (1, -1):
+            step = np.clip(sign * steps[:known] / by.slope[:known], -1.0, 1.0)  # of the logarithms
+            more_below = sign * more[known - 1] * slope[known:] / by.slope[known - 1]
+            moved = slope * np.exp(np.concatenate([step, np.full(len(fall), step[-1])])[:positions])
+            found.append((moved, extra + np.concatenate([sign * more[:known], more_below])[:positions]))
+    return found + [found[0]] * (1 + 2 * DIRECTIONS - len(found))
+
+
+def _directions(by: Propensities, known: int) -> Reals:
+    """[directions, 2, positions]: principal joint errors of slopes and extras."""
+    if by.directions is not None:
+        return by.directions
+    # Ratios of adjacent positions have independent errors, so the errors of logarithms add up.
+    error = np.maximum.accumulate(np.log(by.high[:known] / by.low[:known]) / (2 * CERTAIN))
+    shared = np.minimum.outer(error**2, error**2) * np.outer(by.slope[:known], by.slope[:known])
+    sizes, vectors = np.linalg.eigh(shared)
+    steps = (np.sqrt(np.maximum(sizes, 0.0)) * vectors).T[::-1]
+    steps *= np.where(steps.sum(axis=1, keepdims=True) < 0, -1.0, 1.0)  # the same sign at all sites
+    return np.stack([steps, np.zeros_like(steps)], axis=1)
 
 
 def person_rows(nothing: Reals, alone: Reals | None = None) -> Reals:
     """[people, columns]: what each person contributes to the sums that a site releases, bounded by SENSITIVITY.
 
     `nothing` and `alone` are the `person_values` against the engine's order and against the site's own model. Columns
-    are the count, the largest square, and the values, whose L2 norm is at most 1.
+    are the count, the largest squared difference, and the values, whose L2 norm is at most 1.
     """
-    values = nothing if alone is None else np.hstack([nothing, alone])
-    values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1.0)
-    largest = (values**2).max(axis=1, keepdims=True)
-    return np.hstack([np.full((len(values), 1), _SCALE), _SCALE * largest, values])
+    compared = [nothing] if alone is None else [nothing, alone]
+    biases = nothing.shape[1] // (1 + DIRECTIONS)
+    norm = np.maximum(np.linalg.norm(np.hstack(compared), axis=1, keepdims=True), 1.0)
+    compared = [values / norm for values in compared]
+    largest = np.max([(values[:, :biases] ** 2).max(axis=1, keepdims=True) for values in compared], axis=0)
+    return np.hstack([np.full((len(nothing), 1), _SCALE), _SCALE * largest, *compared])
+
+
+def width(comparisons: int = 2, biases: int = 2) -> int:
+    """The length of a person's vector."""
+    return 2 + comparisons * biases * (1 + DIRECTIONS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,31 +245,35 @@ class PersonSums:
 
     count: float
     squares: float  # sum of the largest square of each person
-    sums: Reals  # [comparisons, biases]: against doing nothing, then against the own model if it was compared
+    sums: Reals  # [comparisons, columns]: against doing nothing, then against the own model if it was compared
     sigma: float  # standard deviation of the noise on a sum; 0 without noise
 
     @staticmethod
     def read(vector: Reals, sigma: float, comparisons: int = 2) -> PersonSums:
         """Read the noised sum of `person_rows`; from outside, so everything is checked."""
-        values = np.asarray(vector, np.float64)
-        if values.ndim != 1 or len(values) not in (2 + comparisons, 2 + 2 * comparisons):
+        values, allowed = np.asarray(vector, np.float64), [width(comparisons, biases) for biases in (1, 2)]
+        if values.ndim != 1 or len(values) not in allowed:
             raise ValueError(
-                f"a gate's sums must be {2 + comparisons} or {2 + 2 * comparisons} numbers for {comparisons} "
-                f"comparisons (got {values.size})"
+                f"a gate's sums must be {allowed[0]} or {allowed[1]} numbers for {comparisons} comparisons (got "
+                f"{values.size})"
             )
         if not np.isfinite(values).all() or not 0 <= sigma < math.inf:
             raise ValueError("a gate's sums and the standard deviation of their noise must be finite")
         return PersonSums(values[0] / _SCALE, values[1] / _SCALE, values[2:].reshape(comparisons, -1), float(sigma))
 
     @staticmethod
-    def pooled(sites: Sequence[PersonSums]) -> PersonSums:
-        """The sums over all sites."""
+    def pooled(sites: Sequence[PersonSums], shared: bool = False) -> PersonSums:
+        """The sums over all sites; errors of propensities are independent unless sites use `shared` ones."""
         if len({one.sums.shape for one in sites}) != 1:
             raise ValueError("sites must release the same comparisons and biases to be pooled")
+        sums = np.sum([one.sums for one in sites], axis=0)
+        if not shared:
+            biases = sums.shape[1] // (1 + DIRECTIONS)
+            sums[:, biases:] = np.linalg.norm([one.sums[:, biases:] for one in sites], axis=0)
         return PersonSums(
             sum(one.count for one in sites),
             sum(one.squares for one in sites),
-            np.sum([one.sums for one in sites], axis=0),
+            sums,
             math.sqrt(sum(one.sigma**2 for one in sites)),
         )
 
@@ -236,10 +290,11 @@ class GateDecision:
 def decide(
     sums: Reals, squares: float, count: float, sigma: float, margin: float = 0.0, alpha: float = 0.05
 ) -> GateDecision:
-    """Decide whether a model is better than minus `margin` clicks per list, from noised sums [biases] over people.
+    """Decide whether a model is better than minus `margin` clicks per list, from noised sums [columns] over people.
 
-    A model whose true difference is at most minus the margin passes with probability at most `alpha`. The noise is part
-    of the interval, which covers those of all biases. Without an estimate under trust bias (one sum), nothing passes.
+    A model whose true difference is at most minus the margin passes with probability at most `alpha`. Noise and the
+    error of propensities are part of the interval, which covers those of all biases. Without an estimate under trust
+    bias, nothing passes.
     """
     if margin < 0 or not 0 < alpha < 0.5:
         raise ValueError(f"margin must be at least 0 (got {margin}), alpha between 0 and 0.5 (got {alpha})")
@@ -250,13 +305,17 @@ def decide(
             f"the sums have the weight of {max(count, 0):.0f} people, but at least {MIN_PEOPLE} are needed",
         )
     z = NormalDist().inv_cdf(1 - alpha)
-    mean = np.clip(np.asarray(sums, np.float64) / count, -1.0, 1.0)
+    values = np.asarray(sums, np.float64) / count
+    biases = len(values) // (1 + DIRECTIONS)
+    mean, changes = np.clip(values[:biases], -1.0, 1.0), values[biases:].reshape(biases, DIRECTIONS)
     # The square is noised, too; a bound from above keeps the interval from being too narrow.
     spread = np.clip((squares + z * sigma / _SCALE) / count, mean**2, 1.0) - mean**2
-    error = z * np.sqrt(spread / (count - 1) + (sigma / count) ** 2 * (1 + (mean / _SCALE) ** 2))
+    noise = (sigma / count) ** 2
+    by_propensities = np.maximum((changes**2).sum(axis=1) - DIRECTIONS * noise, 0.0)
+    error = z * np.sqrt(spread / (count - 1) + by_propensities + noise * (1 + (mean / _SCALE) ** 2))
     found = Interval(float(mean.min()), float((mean - error).min()), float((mean + error).max()))
     told = f"{found.value:+.4f} clicks per list ({found.low:+.4f} to {found.high:+.4f})"
-    if found.low > -margin and len(mean) < 2:
+    if found.low > -margin and biases < 2:
         outcome: Outcome = "inconclusive"
         told += "; trust bias was not estimated, and with it the model may be worse"
     elif found.low > -margin:
@@ -302,11 +361,16 @@ class FederatedDecision:
 
 
 def decide_all(
-    sites: Sequence[PersonSums], rules: GateRules | None = None, before: int = 0, names: Sequence[str] = ()
+    sites: Sequence[PersonSums],
+    rules: GateRules | None = None,
+    before: int = 0,
+    names: Sequence[str] = (),
+    shared: bool = False,
 ) -> FederatedDecision:
     """Decide on a model: no site may lose more than the margin, and all people together must gain.
 
     Every part has the same error rate, and a model passes only if all parts do, so it is also that of the whole.
+    `before` plans were decided in the same year; sites use `shared` propensities, or their own.
     """
     rules = rules or GateRules()
     alpha = rules.spend(before)
@@ -315,7 +379,7 @@ def decide_all(
         tuple(decide(sums, one.squares, one.count, one.sigma, rules.margin, alpha) for sums in one.sums)
         for one in sites
     )
-    total = PersonSums.pooled(sites)
+    total = PersonSums.pooled(sites, shared)
     pooled = decide(total.sums[0], total.squares, total.count, total.sigma, 0.0, alpha)
     parts = [
         (f"{names[number] if names else f'site {number + 1}'} against {what}", one)

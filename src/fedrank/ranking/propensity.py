@@ -143,6 +143,8 @@ class Propensities:
     moved: int = 0  # number of pairs of query and document that changed positions
     queries: int = 0
     notes: tuple[str, ...] = ()
+    # [directions, 2, positions]: joint changes of slopes and extras by one standard error; None: `low` and `high` only
+    directions: Reals | None = None
 
     def __post_init__(self) -> None:
         if not len(self.slope) or {len(self.extra), len(self.low), len(self.high)} != {len(self.slope)}:
@@ -164,6 +166,7 @@ class Propensities:
     def as_json(self) -> dict[str, Any]:
         """Return JSON content; None for unknown values."""
         found = asdict(self)
+        found.pop("directions")
         for name in ("slope", "extra", "low", "high"):
             found[name] = [None if not math.isfinite(value) else value for value in getattr(self, name).tolist()]
         return found | {"notes": list(self.notes)}

@@ -845,19 +845,19 @@ def about_estimate(found: ClickEstimate) -> list[Section]:
     rows: list[Row] = []
     for row in found.rows:
         name = Cell(row.name, tone="warn" if row.note else "")
-        values = f"{row.logged:.4f}", f"{row.compared:.4f}", f"{row.model.value:.4f}"
+        values = [row.logged, row.compared, row.model.value] if found.engine else [row.logged, row.model.value]
         difference = signed("", row.difference.value), _between(row.difference, "+")
-        rows.append([name, row.bias or "none", row.unit, *values, *difference])
-    against = "engine's order" if found.engine else "compared with"
-    headings = ["estimate", "bias", "unit", "as shown", against, "model", "difference", "95 % interval"]
+        rows.append([name, row.bias or "none", row.unit, *(f"{value:.4f}" for value in values), *difference])
+    engine = ["engine"] if found.engine else []
+    headings = ["estimate", "bias", "unit", "as shown", *engine, "model", "difference", "95 % interval"]
     if found.engine:
         order = (
             f"the engine's order is known from the {found.engine} for {found.known:.0%} of the searches, which count"
         )
     else:
         order = (
-            "the log does not reveal the engine's order, so the model is compared with the lists shown; a randomised "
-            "list is worse than the engine's, so a better model than the log may be worse than the engine"
+            "the log does not reveal the engine's order, so the model is compared with the lists shown; these are "
+            "usually worse than the engine's, so a model that is better than them may be worse than the engine"
         )
     trust = f"trust bias cannot be estimated from this log: {found.no_trust}" if found.no_trust else ""
     points = [
