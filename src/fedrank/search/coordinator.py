@@ -80,8 +80,8 @@ def check_people(people: int, epsilon: float) -> None:
     if people < needed:
         raise ValueError(
             f"ε = {epsilon:g} needs at least {needed:,} people, and {people:,} joined: with fewer, chance and noise "
-            "can do harm; invite more people, use a larger --epsilon up to 8, or let everyone search alone; nothing was "
-            "planned"
+            "can do harm; invite more people, use a larger --epsilon up to 8, or let everyone search alone; nothing "
+            "was planned"
         )
 
 
