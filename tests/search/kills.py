@@ -87,6 +87,9 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
             for path in sorted(folder.iterdir())[turn % 5 :: 5]:
                 path.write_text(f"the orchard in turn {turn}, {path.name}")
             client.index([folder])
+            if not client.trials.phase:
+                weights = client.rows.model()[1] * (1 - turn % 3) + turn % 2
+                client.trials.begin(weights, f"a friend in turn {turn}")
             for place in range(9):
                 found = client.search(f"orchard turn {turn + place}")
                 client.open_document(found.impression, place)
@@ -96,9 +99,6 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
             client.open_document(secret.impression, 1)
             client.forget(query=secret.query)
             os.write(answered, f"-{secret.impression}\n".encode())
-            if not client.trials.phase:
-                weights = client.rows.model()[1] * (1 - turn % 3) + turn % 2
-                client.trials.begin(weights, f"a friend in turn {turn}")
 
 
 def look(store: Path, told: set[int]) -> None:
@@ -161,7 +161,7 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
         os.close(told)
         if number % 3:  # otherwise while it opens, or indexes for the first time
             clicked |= {int(line) for line in os.read(heard, 1 << 16).split()}
-        time.sleep(chance.uniform(0.0, 0.8))
+        time.sleep(chance.uniform(0.0, 2.0))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with open(heard) as lines:

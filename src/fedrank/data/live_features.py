@@ -176,6 +176,11 @@ class WordStatistics:
         """[3]: mean words per document, title and body."""
         return np.array([self.words, self.title_words, self.words - self.title_words]) / max(self.documents, 1)
 
+    def idf(self, stems: NDArray[np.int32]) -> NDArray[np.float64]:
+        """[stems]: ln(1 + (N - n + 0.5) / (n + 0.5)); 0 if no document has it."""
+        having = np.minimum(self.frequencies[stems & (BUCKETS - 1)], self.documents)
+        return np.where(having > 0, np.log1p((self.documents - having + 0.5) / (having + 0.5)), 0.0)
+
 
 @dataclass(frozen=True, eq=False)
 class QueryTerms:

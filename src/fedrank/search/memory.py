@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import BUCKETS, QueryTerms, WordStatistics
+from fedrank.data.live_features import QueryTerms, WordStatistics
 from fedrank.search.store import Store, marks
 
 LIFT = 6.0  # limit of the addition to a score, in standard deviations of the engine's score within a list
@@ -70,14 +70,9 @@ def likeness(terms: QueryTerms, others: Sequence[bytes], statistics: WordStatist
     """[others]: idf of the words that two queries share / idf of the words of either; `others` are keys of queries."""
     stems = np.frombuffer(b"".join(others), "<i4")
     query = np.repeat(np.arange(len(others)), [len(key) // 4 for key in others])
-    idf = _idf(stems, statistics)
+    idf = statistics.idf(stems)
     whole = np.bincount(query, idf, len(others))
     shared = np.bincount(query, idf * np.isin(stems, terms.stems), len(others))
-    either = whole + _idf(terms.stems, statistics).sum() - shared
+    either = whole + statistics.idf(terms.stems).sum() - shared
     found: NDArray[np.float64] = np.divide(shared, either, out=np.zeros(len(others)), where=either > 0)
     return found
-
-
-def _idf(stems: NDArray[np.int32], statistics: WordStatistics) -> NDArray[np.float64]:
-    having = np.minimum(statistics.frequencies[stems & (BUCKETS - 1)], statistics.documents)
-    return np.where(having > 0, np.log1p((statistics.documents - having + 0.5) / (having + 0.5)), 0.0)

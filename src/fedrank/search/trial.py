@@ -254,7 +254,8 @@ class Trials:
             return
         with self.store.writing():
             self.store.db.execute("UPDATE models SET fate = ? WHERE id = ?", (WORSE, used))
-            self.store.set(model=self.rows.new_model(self.clock(), "the engine's order", self.rows.features.start()))
+            start = self.rows.features.start()
+            self.store.set(model=self.rows.new_model(self.clock(), "the engine's order, which won", start))
             self.store.set(own_model=0)
 
     def against_engine(self, model: int) -> tuple[int, int]:
