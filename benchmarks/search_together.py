@@ -3,15 +3,15 @@
     python -m benchmarks.search_together [--clicks informational] [--choose] [--check]
 
 Needs the text collections in FEDRANK_DATA; takes about four minutes on one core. Half of the queries of a collection
-are searched, and quality is nDCG@10 on the other half, minus that of the start; two divisions and two seeds, 95 %
+are searched, and quality is nDCG@10 on the other half, minus that of the start; four divisions and two seeds, 95 %
 intervals over queries, mean over collections. The settings are those of `fedrank search aggregate`: every person takes
 part once, with 30 searches, under secure aggregation at δ = 1e-5; half of the people are assumed to be honest and
 online, so noise has twice the variance. They were chosen with `--choose`, which uses two other divisions.
 
 mixed: a fifth of the people searches each collection. newcomer: people who search the four other collections. The
 memory of clicks is the same with and without joining, and has no effect on queries that were not searched before.
-"signal" is people / (σ √(T d)), the rule of `fedrank privacy plan`; a group whose signal is below `coordinator.SIGNAL`
-is refused. --check: no accepted group loses.
+"signal" is people / (σ √(T d)), the rule of `fedrank privacy plan`; a group whose signal is below `coordinator.SIGNAL`,
+or with fewer than `FEWEST` people, is refused. --check: no accepted group loses.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
-from fedrank.search.coordinator import CLIP, LEARNING_RATE, SEARCHES, SIGNAL, STEP, rounds_for
+from fedrank.search.coordinator import CLIP, FEWEST, LEARNING_RATE, SEARCHES, SIGNAL, STEP, rounds_for
 from fedrank.search.impressions import LEARNER as DISPLAY
 from fedrank.search.impressions import first_weights
 from fedrank.seeds import Chance, rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
-CHOICE, SPLITS, SEEDS = (1, 2), (3, 4), (1, 2)  # divisions for the choice of settings, and others for the result
+CHOICE, SPLITS, SEEDS = (1, 2), (3, 4, 5, 6), (1, 2)  # divisions for the choice of settings, and others for the result
 PEOPLE, EPSILONS = (100, 300, 1000), (1.0, 4.0, math.inf)
 TRIED = tuple(product((1, 2, 4), (0.3, 1.0, 2.0, 3.0)))  # rounds; norm of a round's change if all updates agree
 LEARNER = replace(DISPLAY, rate=LEARNING_RATE)
@@ -185,7 +185,7 @@ def main() -> None:
     for people, epsilon in product(PEOPLE, EPSILONS):
         rounds = rounds_for(people)
         found = mixed(people, epsilon, rounds, STEP / rounds, given.clicks, SPLITS)
-        enough = signal(people, epsilon, rounds) >= SIGNAL
+        enough = people >= FEWEST and signal(people, epsilon, rounds) >= SIGNAL
         print(
             f"{people:,} people, ε = {epsilon:g}, {rounds} rounds, signal {signal(people, epsilon, rounds):.1f} "
             f"({'accepted' if enough else 'refused'}): mixed {found}; "

@@ -550,6 +550,7 @@ def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comp
     parties = [PlannedSite(name, (id,), key) for id, (name, key) in enumerate(keys.items())]
     Path("home").mkdir()
     monkeypatch.setattr(coordinator, "SIGNAL", 0.1)  # otherwise three people are refused
+    monkeypatch.setattr(coordinator, "FEWEST", 3)
     monkeypatch.setattr(coordinator, "ROUNDS", 1)
     runs = [
         plan_runs(coordinator.built_in(Path("home"), 3, epsilon), name, Path("runs"), parties, "friends")

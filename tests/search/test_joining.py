@@ -140,7 +140,8 @@ def test_leaving_removes_recorded_lists_and_nothing_is_answered_any_more(anna, c
 
 
 @pytest.mark.parametrize("epsilon", [4.0, 8.0])
-def test_the_number_of_people_is_the_smallest_that_the_rule_accepts(tmp_path, epsilon):
+def test_the_number_of_people_is_the_smallest_that_the_rule_accepts(tmp_path, epsilon, monkeypatch):
+    monkeypatch.setattr(coordinator, "FEWEST", 6)
     needed = people_needed(epsilon)
     enough, less = (built_in(tmp_path, count, epsilon).base for count in (needed, needed - 4))
     assert too_few(enough) == ""
@@ -153,10 +154,10 @@ def test_the_number_of_people_is_the_smallest_that_the_rule_accepts(tmp_path, ep
     assert noise_norm(enough) / coordinator.STEP <= 1 / coordinator.SIGNAL * (1 + 1e-9)
 
 
-def test_more_people_are_needed_for_a_smaller_epsilon():
-    needed = [people_needed(epsilon) for epsilon in (8.0, 4.0, 2.0, 1.0)]
+def test_more_people_are_needed_for_a_smaller_epsilon_and_never_few():
+    needed = [people_needed(epsilon) for epsilon in (8.0, 4.0, 1.0, 0.5)]
     assert needed == sorted(needed)
-    assert needed[0] > 10, "a handful of people never suffices"
+    assert needed[0] == coordinator.FEWEST < needed[-1]
 
 
 def test_the_tutorial_has_these_numbers():
@@ -198,7 +199,7 @@ def test_a_plan_with_too_few_people_is_shown_with_the_number_and_cannot_be_accep
     consent.propose(site, plan)
     [(found, view)] = joining.open_plans(anna)
     assert found.digest == plan.digest
-    assert any(f"at least {people_needed(8.0)} are needed" in why for why in view.refused)
+    assert any("at least 300 are needed" in why for why in view.refused)
     with pytest.raises(SearchError, match="6 people are too few"):
         joining.agree(anna, plan)
     assert consent.said_of(site, plan) is None
@@ -206,6 +207,7 @@ def test_a_plan_with_too_few_people_is_shown_with_the_number_and_cannot_be_accep
 
 def test_a_plan_with_enough_people_can_be_accepted(tmp_path, anna, site, monkeypatch):
     monkeypatch.setattr(coordinator, "SIGNAL", 0.1)
+    monkeypatch.setattr(coordinator, "FEWEST", 3)
     join(anna, site)
     [(_, plan)] = plan_runs(built_in(tmp_path, 6, 8.0), "enough", tmp_path, people(6, tmp_path, site), "friends")
     consent.propose(site, plan)

@@ -106,6 +106,7 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(coordinator, "ROUNDS", 1)
     monkeypatch.setattr(coordinator, "SIGNAL", 0.1)
+    monkeypatch.setattr(coordinator, "FEWEST", 3)
     monkeypatch.setattr("fedrank.search.web.SECONDS_BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.5)
     federation = provision_locally(tmp_path / "net", {name: id for id, name in enumerate(PEOPLE)}, "friends")

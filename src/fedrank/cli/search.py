@@ -370,7 +370,7 @@ def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
         f"Later, only for runs that you accept: one update, from 30 queries or more, with a share of the noise that is "
         f"added on this device; the server sees only the sum over many people. The total privacy budget is at most "
         f"ε = {there.epsilon:g} (δ = {there.delta:g}). Runs with fewer than {people_needed(there.epsilon):,} people "
-        "are refused, since noise would outweigh what they teach."
+        "are refused, since chance and noise could do harm."
     )
     print_line(EXPECTED)
     print_line(_NEVER_LEAVES)
