@@ -403,6 +403,7 @@ class Killed(BaseException):
     """Ends the process at this point."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["propensity", "quality", "gate"])
 @pytest.mark.parametrize("where", [(Outbox, "put"), (Charging, "release"), (Charge, "write")])
 @pytest.mark.parametrize("after", [False, True])
@@ -502,3 +503,28 @@ def test_three_logs_on_one_machine(tmp_path, monkeypatch):
         assert (gate.parent / MODEL_FILES[json.loads(gate.read_text())["outcome"]]).exists()
         [ledger] = home.glob(f"people/*/{RELEASES}")
         assert {one.key: one.times for one in Charge.read_all(ledger)} == {"propensity": 1, "quality": 1, "gate": 1}
+
+
+@pytest.mark.long
+def test_a_restored_site_repeats_a_release_or_is_charged_for_both(tmp_path, monkeypatch):
+    import shutil
+
+    from fedrank.deploy.backup import backup, restore
+
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    folder, request = trial.folders["north"], wire.pack(wire.Label("propensity", trial.plan.run, 0), {})
+    shutil.copytree(folder / "log", tmp_path / "log")
+    with Site.open(folder) as site:
+        site.answer(trial.hello())
+        backup(folder, tmp_path / "before")
+        first = site.answer(request)
+        backup(folder, tmp_path / "after")
+    for which, times in (("after", 1), ("before", 2)):
+        shutil.rmtree(folder)
+        restore(tmp_path / which, folder)
+        shutil.copytree(tmp_path / "log", folder / "log")
+        with Site.open(folder) as site:
+            site.answer(trial.hello())
+            assert (site.answer(request) == first) is (times == 1)
+        assert charges(trial, "north") == {"propensity": times}
