@@ -247,5 +247,5 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
 def _asked(plan: Plan, weights: Weights, model: Path) -> bytes:
     """The digest of the request by which the coordinator asked for the gate of a model after the last round."""
     digest = hashlib.sha256(model.read_bytes()).hexdigest().encode()
-    parts = {"weights": weights[: plan.sent].astype(np.float32), "model": digest}
+    parts: dict[str, Any] = {"weights": weights[: plan.sent].astype(np.float32), "model": digest}
     return digest_of(wire.pack(Label(GATE, plan.run, plan.rounds), parts))
