@@ -8,28 +8,21 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy.charging import RELEASES, Charging
+from fedrank.deploy.charging import Charging
 from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import Outbox
-from fedrank.deploy.releases import (
-    BOUND,
-    QUALITY,
-    Release,
-    person_quality,
-    quality_of,
-    release_of,
-    releases_of,
-)
+from fedrank.deploy.releases import QUALITY, release_of, releases_of
 from fedrank.deploy.settings import plan_prices, read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
 from fedrank.deploy.site_releases import MODEL_FILES
+from fedrank.experiments.runner.releases import BOUND, PersonRelease, person_quality, quality_of
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.guarantees import cost_together
-from fedrank.privacy.population import Account, Charge
+from fedrank.privacy.population import RELEASES, Account, Charge
 from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text, write_log
 
 QUIET = "[privacy]\nrelease_noise = 0.05\n"  # so little noise that the sums can be compared with the data
@@ -134,7 +127,7 @@ def test_the_released_quality_is_that_of_the_lists(finished):
     with Site.open(finished.folders["north"]) as site:
         site.answer(finished.hello())
         run = site._runs[finished.plan.run]
-        test, who = run.held_out
+        _, test, who = run.held_out
         evaluator = Evaluator(test, ["ndcg@10"])
         values = evaluator.per_query(load_weights(finished.task.folder).weights, run.task.learner.ranker)[0]
         people = [np.nanmean(values[who == person]) for person in np.unique(who)]
@@ -143,7 +136,7 @@ def test_the_released_quality_is_that_of_the_lists(finished):
 
 
 def test_sums_are_clipped_per_person():
-    release = Release(QUALITY, 2, 1.0, 0.001, 10)
+    release = PersonRelease(QUALITY, 2, 1.0, 0.001, 10)
     found = release.sums(np.array([[30.0, 40.0], [0.3, 0.0]]))
     assert found == pytest.approx([0.6 + 0.3, 0.8], abs=0.02)
     assert release.is_plausible(found)
@@ -181,7 +174,7 @@ def test_each_release_is_charged_once_and_on_the_card(finished):
         assert finished.paid(name) == 2
     card, plan = card_of(finished), finished.plan
     [price, *_] = plan_prices(plan, 1e-5, ["ndcg@10"])
-    own = [one.guarantees(plan)[0] for one in releases_of(plan, ["ndcg@10"])]
+    own = [promises[0] for promises in releases_of(plan, ["ndcg@10"]).charges.values()]
     rounds = plan.experiment.guarantees(plan.features)[0]
     expected = cost_together([(rounds, 2), *((one, 1) for one in own)], 1e-5)
     assert card["promises"][0]["epsilon"] == pytest.approx(expected)
@@ -249,7 +242,7 @@ def test_all_sites_train_with_the_released_propensities(finished):
             site.answer(finished.hello())
             run = site._runs[finished.plan.run]
             assert run.estimate is not None
-            by, data = run.estimate.propensities, run.people.data
+            by, data = run.estimate.propensities, run.site_data.clients.data
             there = (data.grades > 0) & (data.position == 1)
             assert by.known[1]
             assert data.relevance[there] == pytest.approx(1 / by.slope[1])
@@ -340,7 +333,7 @@ def test_secure_aggregation_and_a_dealt_schedule(tmp_path):
     card = card_of(trial)
     assert card["participations_charged"] == 1
     plan = trial.plan
-    own = [one.guarantees(plan)[0] for one in releases_of(plan, ["ndcg@10"])]
+    own = [promises[0] for promises in releases_of(plan, ["ndcg@10"]).charges.values()]
     rounds = plan.experiment.guarantees(plan.features)[0]
     assert card["promises"][0]["epsilon"] == pytest.approx(
         cost_together([(rounds, 1), *((one, 1) for one in own)], 1e-5)
@@ -422,7 +415,7 @@ def test_no_release_where_the_site_is_the_unit(tmp_path):
         spec_text(propensities='"own"', mechanism='name = "gaussian"\nclip = 1.0\nnoise = 5.0\n'),
         policy={"unit": '"site"'},
     )
-    assert releases_of(trial.plan, ["ndcg@10"]) == ()
+    assert list(releases_of(trial.plan, ["ndcg@10"])) == []
     assert release_of(trial.plan, QUALITY, ["ndcg@10"]) is None
 
 

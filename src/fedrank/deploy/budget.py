@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrank.deploy.charging import RELEASES, UNLIMITED
+from fedrank.deploy.charging import UNLIMITED
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.settings import Policy, plan_prices, release_charges, tree_releases
+from fedrank.deploy.releases import release_charges
+from fedrank.deploy.settings import Policy, plan_prices, tree_releases
 from fedrank.deploy.site_runtime import PEOPLE
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
@@ -60,15 +61,14 @@ class Budget:
     def of(cls, folder: Path, policy: Policy, plan: Plan, prices: Sequence[Price]) -> Budget:
         """The budget for a plan with these prices."""
         place, known = folder / PEOPLE, Population.find(folder / PEOPLE)
-        rounds = Population(place, 1, policy.delta, 0.0).ledger(plan.digest[:32])
-        others = [] if known is None else known.accounts(rounds, rounds.with_name(RELEASES))
+        others = [] if known is None else known.others(plan.digest[:32])
         people = max((len(one.participations) for one in others), default=1)
         limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
         terms = LedgerTerms(1, policy.delta, tuple(price.guarantee for price in prices), plan.digest[:32])
         times = max((price.times for price in prices), default=0)
         population = Population(place, people, policy.delta, limit)
-        if prices and (releases := release_charges(plan, policy.released_measures)):
-            others = [*others, Account.of(releases, LedgerTerms(people, policy.delta, ()))]
+        if prices:
+            others = [*others, *population.account_of_releases(release_charges(plan, policy.released_measures))]
         return cls(population, terms, others, times, *charges_of(plan))
 
     def account(self, charges: int) -> Account:

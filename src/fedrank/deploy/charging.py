@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.privacy.guarantees import Guarantee
-from fedrank.privacy.population import LEDGER, Account, Charge, LedgerTerms, Population, begin_ledger, open_ledger
+from fedrank.privacy.population import Account, LedgerTerms, Population, open_ledger
 from fedrank.wire import Refused
 
-RELEASES = f"{LEDGER}-releases"  # ledger of a run for its releases besides rounds
 UNLIMITED = 1e6  # ε of a site without a limit; its charges are recorded anyway
 
 
@@ -50,7 +48,6 @@ class Charging:
         self.population = Population.open(folder, people, delta, limit)
         self.terms = LedgerTerms(people, delta, tuple(promises), run)
         self.place = self.population.ledger(run)
-        self.releases = self.place.with_name(RELEASES)
         self._held = ExitStack()
         with self.population.deciding():
             self.ledger = self._held.enter_context(open_ledger(self.place, self.terms))
@@ -80,23 +77,15 @@ class Charging:
 
     def released(self, key: str) -> bool:
         """Whether a release besides rounds has been charged."""
-        return any(one.key == key for one in Charge.read_all(self.releases))
+        return key in self.population.released(self.terms.spec)
 
     def release(
         self, key: str, promises: Sequence[Guarantee], times: int = 1, first: Callable[[], None] = lambda: None
     ) -> None:
         """Charge a release besides rounds, once under its key; raise Refused if that exceeds the limit."""
-        charge = Charge(key, tuple(promises), times=times)
-        with self.population.deciding():
-            begin_ledger(self.releases, self.terms.people, self.terms.delta)
-            made = Charge.read_all(self.releases)
-            new = all(one.key != key for one in made)
-            account = Account.of([*made, charge], replace(self.terms, promises=()))
-            if new and (refusal := self.population.refused(account, self.population.accounts(self.releases))):
-                raise Refused(f"{refusal}; this site does not release it")
-            first()
-            if new:
-                charge.write(self.releases)
+        refusal = self.population.release(self.terms.spec, key, promises, times, first)
+        if refusal is not None:
+            raise Refused(f"{refusal}; this site does not release it")
 
     def spent(self) -> dict[str, float]:
         """Total ε spent by all runs so far, against each observer."""

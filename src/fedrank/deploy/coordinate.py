@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,9 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import HEADS
@@ -30,8 +26,8 @@ from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.pooled_sums import PooledSums
 from fedrank.deploy.received import ReceivedAnswers
+from fedrank.deploy.releases import release_charges
 from fedrank.deploy.run_card import data_of, with_what_left
-from fedrank.deploy.settings import release_charges, with_releases
 from fedrank.deploy.site_calls import Exchange, Send, SiteCalls
 from fedrank.deploy.site_measures import as_columns, as_sums, ask_measures
 from fedrank.experiments.runner.cards import issued
@@ -46,7 +42,6 @@ from fedrank.federated.asynchronous import schedule
 from fedrank.federated.clients import make_clients
 from fedrank.federated.server import ServerTask, State
 from fedrank.files import parse_json, write_atomic
-from fedrank.ranking.baseline_ranking import LOGGED, BaselineRanking
 from fedrank.ranking.model import load_weights
 from fedrank.seeds import rng_for
 from fedrank.types import SimulatedClients, has_trait
@@ -236,17 +231,7 @@ def _measured(folder: FederatedRun, pooled: PooledSums, outcome: Any) -> list[fl
         return None
     folder.save_model(outcome.weights, None, pooled.plan.features)
     found = pooled.quality(outcome.weights, outcome.round, folder.writer.folder / "model.json")
-    if not found:
-        return None
-    sides: list[NDArray[np.float64]] = [
-        np.array([[getattr(one.get(name), side, np.nan) for one in found.values()] for name in experiment.measures])
-        for side in ("model", "given")
-    ]
-    folder.queries = list(found), sides[0]
-    errors = [one.error for table in found.values() for one in table.values()]
-    about = f"a row is a site: noised sums over people, standard error of the noise {max(errors):.3f} or less"
-    folder.baseline = BaselineRanking(LOGGED, sides[1], about)
-    return [float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in sides[0]]
+    return folder.measured_by_sites(found) if found else None
 
 
 def _finish(
@@ -307,8 +292,8 @@ def card_of(experiment: FederatedExperiment, plan: Plan, charged: int, released:
     """
     often, delta = min(1, charged) if plan.federated.dealt else charged, experiment.privacy.delta
     rows = Price.of_each(experiment.guarantees(plan.features), often, charged, delta)
-    charges = [one for one in release_charges(plan, experiment.measures) if one.key in released]
-    rows = with_releases(rows, charges, delta)
+    charges = [promises for kind, promises in release_charges(plan, experiment.measures).items() if kind in released]
+    rows = [one.with_releases(charges) for one in rows]
     return deployed(card(experiment, rows, often, charged, plan.simulated), plan)
 
 

@@ -32,8 +32,6 @@ from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData
 from fedrank.experiments.runner.position_bias import corrected_clients
 from fedrank.federated.clients import make_clients
 from fedrank.ranking.learners import Pdgd
-from fedrank.ranking.propensity import OWN
-from fedrank.ranking.swaps import what_to_log
 from fedrank.types import SimulatedClients, has_trait
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
     share = load_share(settings.data)
     clients = simulated_clients_of(share, plan, settings.id)
     data = plan.experiment.data
-    if data.propensities == OWN:
+    if data.from_own_clicks:
         assert settings.data.log is not None, "differences checks this"
         clients = corrected_clients(clients, load_log(settings.data.log), data.bias)
     rows = np.zeros(len(clients if clients.people is None else clients.people), dtype=np.int64)
@@ -204,7 +202,7 @@ def differences(share: SiteSplit, plan: Plan) -> list[str]:
             "learner: the plan trains on displayed result lists, but this site has no log of them; set data.log, or "
             "use pdgd in the plan"
         )
-    elif has_trait(learner, "logged") and plan.experiment.data.propensities == OWN and not len(train.position):
+    elif has_trait(learner, "logged") and plan.experiment.data.from_own_clicks and not len(train.position):
         found.append(
             "data.propensities: the plan corrects clicks for position bias, but the lists of this site's log are "
             "synthetic and have no positions; build it from a log of displayed lists"
@@ -212,13 +210,14 @@ def differences(share: SiteSplit, plan: Plan) -> list[str]:
     if learner is not None and _protects_people(plan):
         found += _other_people(share.people, plan)
         held_out = int(share.test_whose.max(initial=-1)) + 1
-        if releases_of(plan, plan.experiment.measures) and held_out > plan.experiment.clients.people:
+        releases = releases_of(plan, plan.experiment.measures)
+        if releases is not None and list(releases) and held_out > plan.experiment.clients.people:
             found.append(
                 f"people: the held-out lists of this site are of {held_out:,}, but the plan allows at most "
                 f"{plan.experiment.clients.people:,} (clients.people); use a larger number in the plan (it is public)"
             )
-        if release_of(plan, PROPENSITY) is not None and not share.swaps:
-            found.append(f"data.propensities: {what_to_log('none is logged in the data of this site')}")
+        if releases is not None and releases.find(PROPENSITY) is not None and not share.swaps:
+            found.append(f"data.propensities: {releases.what_to_log('none is logged in the data of this site')}")
         if release_of(plan, GATE) is not None and (share.test is None or not len(share.test.position)):
             found.append(
                 "gate: it needs held-out lists as they were shown to users; build the log from shown lists, with "
@@ -333,7 +332,7 @@ def _from_log(data: SiteData) -> SiteSplit:
         if len(rows)
     ]
     people = [_renumbered(one.who.astype(np.int64)) for one in parts if data.person is not None]
-    whose, test_whose, *_ = *people, *[np.empty(0, np.int64)] * 2
+    whose, test_whose = [*people, np.empty(0, np.int64), np.empty(0, np.int64)][:2]
     return SiteSplit(parts[0], parts[1] if len(parts) > 1 else None, whose, test_whose, log.swap is not None)
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedrank.data.log_fold import TEST_SHARE
 from fedrank.data.logs import load_log
 from fedrank.deploy.consent import accept
 from fedrank.deploy.flare_jobs import run_deployed
@@ -39,6 +38,7 @@ from fedrank.toml import write_toml
 from fedrank.types import has_trait
 
 FEDERATION = "local"
+TEST_SHARE = 0.2  # of a log that holds nothing out
 
 
 def run_local(

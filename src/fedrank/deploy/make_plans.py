@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
-from fedrank.experiments.runner.data import fold_without_data, load_fold
+from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import load_runs, working_on
 from fedrank.experiments.runner.schedule import Results, is_finished, show_news
 from fedrank.experiments.runner.schedule import plan as tasks_of
@@ -159,7 +159,7 @@ def plan_task(task: Task, parties: Sequence[PlannedSite], federation: str, simul
     features: dict[str, Any] = {}
     if isinstance(experiment, FederatedExperiment | TreesExperiment):
         data = experiment.unscaled if isinstance(experiment, TreesExperiment) else experiment.data
-        features = features_of((fold_without_data(data) if data.at_sites else load_fold(data, task.fold)).train)
+        features = features_of(load_fold(data, task.fold, deployed=not simulated).train)
     return make_plan(
         experiment,
         f"{task.name}/{task.variant}/{task.folder.name}",

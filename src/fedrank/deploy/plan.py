@@ -33,7 +33,6 @@ from fedrank.federated.robust import without_guarantee
 from fedrank.files import parse_json
 from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.ranking.learners import Pdgd
-from fedrank.ranking.propensity import OWN, SWAPS
 from fedrank.seeds import rng_for
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.training import CrossSilo
@@ -399,12 +398,13 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
         for name in ("partition", "click_model", "click_model_per", "malicious")
         if getattr(clients, name) != getattr(usual, name) and not _of_log(experiment, name)
     ]
-    if experiment.data.propensities not in (None, OWN, SWAPS):
+    data = experiment.data
+    if not (data.propensities is None or data.from_own_clicks or data.from_swaps):
         found.append(
             f"data.propensities: {experiment.data.propensities!r} is valid only in a simulation, because no party sees "
-            f'the clicks of all sites; use "{SWAPS}", noised sums of logged random swaps of all sites, or "{OWN}"'
+            'the clicks of all sites; use "swaps", noised sums of logged random swaps of all sites, or "own"'
         )
-    if experiment.data.propensities == SWAPS or experiment.gate is not None:
+    if data.from_swaps or experiment.gate is not None:
         what = "gate" if experiment.gate is not None else "data.propensities"
         if not has_trait(experiment.mechanism, "people"):
             found.append(f'{what}: is a release about people; use a mechanism with unit = "person"')

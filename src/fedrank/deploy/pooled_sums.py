@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,7 @@ import numpy as np
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.handshake import Handshake
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, SiteQuality, quality_of, release_of
-from fedrank.deploy.site_releases import estimate_of, federated_decision
-from fedrank.experiments.runner.cards import sha256
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of, releases_of
 from fedrank.files import parse_json, write_atomic
 from fedrank.types import Weights
 from fedrank.wire import Label, Refused
@@ -45,15 +44,13 @@ class PooledSums:
         self.handshake.give_all()
         return notes
 
-    def quality(self, weights: Weights, round: int, model: Path) -> dict[str, dict[str, SiteQuality]]:
+    def quality(self, weights: Weights, round: int, model: Path) -> dict[str, dict[str, Any]]:
         """By site and measure: quality from noised sums of the sites that release them."""
-        found: dict[str, dict[str, SiteQuality]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, sums in self._ask(QUALITY, round, weights, model).items():
-            measures = self.handshake.noised.get(name, ())
-            release = release_of(self.plan, QUALITY, measures)
-            if release is not None and release.is_plausible(sums):
-                names = [one for one in self.plan.experiment.measures if one in measures]
-                found[name] = dict(zip(names, quality_of(sums, release.deviation), strict=True))
+            releases = releases_of(self.plan, self.handshake.noised.get(name, ()))
+            if releases is not None and releases.known(QUALITY).is_plausible(sums):
+                found[name] = releases.quality(sums)
         return found
 
     def gate(self, weights: Weights, round: int, model: Path) -> dict[str, Any] | None:
@@ -62,9 +59,10 @@ class PooledSums:
             return None
         sums = self._ask(GATE, round, weights, model)
         if not sums:
-            words = "no site released its sums, so nothing is known: a trial decides"
-            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": [words]}
-        made = federated_decision(self.plan, sums)
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
+            words = [f"no site released its sums, so nothing is known, and a trial decides ({why})"]
+            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": words}
+        made = self._releases.decision(sums)
         silent = [site.name for site in self.plan.sites if site.name not in sums]
         words = [
             *made.words,
@@ -72,6 +70,10 @@ class PooledSums:
         ]
         outcome = "inconclusive" if silent and made.outcome == "pass" else made.outcome
         return {"outcome": outcome, "pooled": made.pooled.outcome, "words": words}
+
+    @property
+    def _releases(self) -> Any:
+        return releases_of(self.plan)
 
     @property
     def released(self) -> list[str]:
@@ -84,7 +86,10 @@ class PooledSums:
         """The sums of a kind: those that are known, and those of sites that answer now."""
         parts: dict[str, Any] = {}
         if weights is not None and model is not None:
-            parts = {"weights": weights[: self.plan.sent].astype(np.float32), "model": sha256(model).encode()}
+            parts = {
+                "weights": weights[: self.plan.sent].astype(np.float32),
+                "model": hashlib.sha256(model.read_bytes()).hexdigest().encode(),
+            }
         content = wire.pack(Label(kind, self.plan.run, round), parts)
         known, asking = self._sums[kind], True
         for _ in range(TRIES):
@@ -121,7 +126,7 @@ class PooledSums:
         """What the released swaps say; an error if noise hides the second position from all sites."""
         notes = []
         for site in self.plan.sites:
-            found = estimate_of(self.plan, sums, site.name)
+            found = self._releases.estimate(sums, site.name)
             by = found.propensities
             known = [place for place in np.flatnonzero(by.known).tolist() if place]
             if not known:

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.received import UNKNOWN, ReceivedAnswers, Total
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of
-from fedrank.deploy.settings import release_charges
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_charges, release_of
 from fedrank.deploy.show import sum_view
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.privacy import Price
@@ -88,10 +87,10 @@ def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers, gate: Mapp
 def _released(plan: Plan, totals: Sequence[Total], delta: float) -> list[dict[str, Any]]:
     """The sums over people that sites released besides updates, each with its ε."""
     kinds = {one.request for one in totals if one.answer == "facts"}
-    charges = [one for one in release_charges(plan, plan.question.measures) if one.key in kinds]
     return [
-        {"what": one.key, "about": WORDS[one.key], "epsilon": max(each.epsilon(1, delta) for each in one.promises)}
-        for one in charges
+        {"what": kind, "about": WORDS[kind], "epsilon": max(one.epsilon(1, delta) for one in promises)}
+        for kind, promises in release_charges(plan, plan.question.measures).items()
+        if kind in kinds
     ]
 
 

@@ -18,9 +18,8 @@ from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.families import SpecSection, name_of, read_fields
 from fedrank.files import opened, write_atomic
 from fedrank.names import did_you_mean
-from fedrank.privacy.guarantees import OBSERVERS, Guarantee, cost_together, up
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, up
 from fedrank.privacy.mechanisms import PLACEMENTS, AtServer
-from fedrank.privacy.population import Charge
 from fedrank.ranking.learners import LEARNERS, Pdgd
 from fedrank.ranking.measures import measure
 from fedrank.toml import LONGEST, parse_toml, shown
@@ -551,24 +550,7 @@ def plan_prices(plan: Plan, delta: float, measures: Sequence[str] = ()) -> list[
     # The arrival times are unknown: assume every round.
     often = experiment.rounds if experiment.arrival is not None else experiment.most_participations()
     rounds = Price.of_each(site_guarantees(plan), often, experiment.rounds, delta)
-    return with_releases(rounds, release_charges(plan, measures), delta)
-
-
-def release_charges(plan: Plan, measures: Sequence[str] = ()) -> list[Charge]:
-    """The charges of a plan besides rounds, if a site reports these measures."""
-    return [Charge(one.kind, one.guarantees(plan)) for one in releases.releases_of(plan, measures)]
-
-
-def with_releases(rounds: Sequence[Price], charges: Sequence[Charge], delta: float) -> list[Price]:
-    """The prices of a run whose totals include other releases on the same people."""
-    if not charges:
-        return list(rounds)
-    found = []
-    for price in rounds:
-        more = [one for charge in charges for one in charge.promises if one.against == price.guarantee.against]
-        spent = [(price.guarantee, price.times), *((one, 1) for one in more)]
-        found.append(replace(price, total=cost_together(spent, delta)))
-    return found
+    return [one.with_releases(releases.release_charges(plan, measures).values()) for one in rounds]
 
 
 def tree_releases(plan: Plan) -> int:

@@ -33,7 +33,7 @@ from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
-from fedrank.experiments.runner.privacy import Price, own_propensities
+from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
@@ -323,8 +323,10 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
         about = f"sums of {', '.join(names)} over own queries, for the model and for the current ranking; no noise"
         yield Outgoing("sums of measures", COORDINATOR, 64 * len(names), 1, False, about)
     measures = settings.policy.released_measures if share is None or share.test is not None else ()
-    for release in releases_of(plan, measures):
-        cost = max(one.epsilon(1, settings.policy.delta) for one in release.guarantees(plan))
+    releases = releases_of(plan, measures)
+    for release in releases or ():
+        assert releases is not None
+        cost = max(one.epsilon(1, settings.policy.delta) for one in releases.promises(release))
         about = (
             f"{WORDS[release.kind]}: {release.numbers} sums over people, each person clipped to {release.clip:.3g}, "
             f"with noise of {release.deviation:.3g} from this site; alone ε = {up(cost)}"
@@ -364,7 +366,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
         yield f"whether you searched {searches_of(plan, settings.id)} times since the last round (not the exact number)"
     if names := _plain_measures(plan, settings, share):
         yield f"sums of {', '.join(names)}, which are sent without noise because policy.plain_measures = true"
-    if (line := own_propensities(experiment)) is not None:
+    if (line := experiment.uncovered_propensities) is not None:
         yield line
     if release_of(plan, GATE) is not None:
         yield "which model this site then uses in its engine, which also depends on its own model alone"

@@ -12,7 +12,6 @@ from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.releases import SiteQuality
 from fedrank.types import Weights
 from fedrank.wire import Label
 
@@ -34,7 +33,7 @@ def ask_measures(handshake: Handshake, weights: Weights, round: int) -> dict[str
     return tables
 
 
-def as_sums(found: Mapping[str, Mapping[str, SiteQuality]]) -> dict[str, Sums]:
+def as_sums(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Sums]:
     """Quality from noised sums in the format of plain ones; the number of queries is the noised number of people."""
     return {
         site: {name: (one.model * one.people, one.given * one.people, one.people) for name, one in table.items()}

@@ -1,4 +1,4 @@
-"""Contributions of a site besides updates: noised sums over its people, each charged once per run (see `releases`).
+"""Contributions of a site besides updates: noised sums over its people, each charged once per run.
 
 propensity    before round 1; then the coordinator sends the sums of all sites, from which each site corrects clicks
 quality, gate of one model, on held-out lists; from the gate's sums the site decides what it does with the model
@@ -6,10 +6,11 @@ quality, gate of one model, on held-out lists; from the gate's sums the site dec
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from abc import abstractmethod
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,35 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.data.held_out import purpose_of, use_window
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, Release, person_quality, release_of
-from fedrank.deploy.site_data import ClientSiteData
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of
 from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, SiteHome, digest_of
 from fedrank.experiments.runner.folder import Card
-from fedrank.experiments.runner.position_bias import shown_results
-from fedrank.federated.federation import Federation
-from fedrank.federated.simulation import simulate
 from fedrank.files import parse_json, write_atomic
-from fedrank.ranking.baseline_ranking import baseline_order
-from fedrank.ranking.estimate import engine_order
-from fedrank.ranking.gate import (
-    FederatedDecision,
-    GateDecision,
-    GateRules,
-    PersonSums,
-    decide,
-    decide_all,
-    person_rows,
-    person_values,
-)
-from fedrank.ranking.measures import Evaluator
-from fedrank.ranking.propensity import SWAPS, Propensities, correct
-from fedrank.ranking.swaps import NoSwaps, Ratios, SiteEstimate, site_propensities, swap_counts
-from fedrank.types import SimulatedClients, Weights
+from fedrank.ranking.model import load_weights
+from fedrank.types import Weights
 from fedrank.wire import Label, Part, Refused
 
 if TYPE_CHECKING:
@@ -70,7 +52,7 @@ class ReleasedSums(Contribution["UpdateRun"]):
         self.outbox = Outbox(run.outbox.folder / RELEASES, run.plan.run)
 
     @property
-    def release(self) -> Release:
+    def release(self) -> Any:
         [kind] = self.kinds
         found = release_of(self.run.plan, kind, self.run.site.settings.policy.released_measures)
         if found is None or self.run.charging is None or self.run.clients is None:
@@ -106,7 +88,7 @@ class ReleasedSums(Contribution["UpdateRun"]):
         """Charge it once; twice at a restored site, which may have released it before."""
         assert self.run.charging is not None
         release, times = self.release, 1 if self._restored is None else 2
-        self.run.charging.release(release.kind, release.guarantees(self.run.plan), times, first)
+        self.run.charging.release(release.kind, self.run.releases.promises(release), times, first)
 
     def charge_once(self, request: CheckedRequest) -> None:
         self.charge(request)
@@ -115,12 +97,11 @@ class ReleasedSums(Contribution["UpdateRun"]):
         weights, found = np.empty(0), request.content
         if found:
             weights = self.run.own_model(found["weights"].astype(np.float64))
-            if self.run.log.held_out.any():
-                try:
-                    use_window(self.run.log.folder, purpose_of(found["model"].decode()))
-                except ValueError as problem:  # it names a folder
-                    self.run.site.log(str(problem))
-                    raise Refused(USED) from None
+            try:
+                self.run.releases.use_window(self.run.held_out.log, found["model"].decode())
+            except ValueError as problem:  # it names a folder
+                self.run.site.log(str(problem))
+                raise Refused(USED) from None
         sums = self.release.sums(self.values(weights))
         answer = self.reply("facts", request.label, facts=protocol.facts({"sums": sums}))
         return Computed(answer, np.array(sums).astype("<f8").tobytes())
@@ -137,11 +118,10 @@ class PropensitySums(ReleasedSums):
     record = PROPENSITY
 
     def values(self, weights: Weights) -> NDArray[np.float64]:
-        rows, clients = self.run.people.data.query_ids.astype(np.int64), self.run.clients
-        assert isinstance(clients, ClientSiteData)
+        run = self.run
         try:
-            return swap_counts(self.run.log, rows, clients.whose)
-        except NoSwaps as problem:
+            return run.releases.swap_values(run.log, run.site_data.clients.data, run.site_data.whose)
+        except ValueError as problem:  # it says what to log
             raise Refused(str(problem)) from None
 
 
@@ -152,12 +132,7 @@ class QualitySums(ReleasedSums):
     record = QUALITY
 
     def values(self, weights: Weights) -> NDArray[np.float64]:
-        run = self.run
-        test, who = run.held_out
-        names = [name for name in run.plan.experiment.measures if name in run.site.settings.policy.released_measures]
-        evaluator = Evaluator(test, names)
-        model = evaluator.per_query(weights, run.task.learner.ranker)
-        return person_quality(model, baseline_order(evaluator, run.site.settings.data.given).values, who)
+        return self.run.releases.quality_values(self.run.held_out, weights, self.run.site.settings.data.given)
 
 
 class GateSums(ReleasedSums):
@@ -176,7 +151,7 @@ class GateSums(ReleasedSums):
             )
 
     def values(self, weights: Weights) -> NDArray[np.float64]:
-        return person_rows(gate_values(self.run, weights, None))
+        return gate_values(self.run, weights, None)
 
 
 class ReceivedPropensities(Handler["UpdateRun"]):
@@ -211,63 +186,20 @@ def read_sums(content: bytes, plan: Plan) -> dict[str, list[float]]:
     known = isinstance(sums, dict) and bool(sums) and set(sums) <= names
     if not known or not all(map(release.is_plausible, sums.values())):
         raise Refused("the propensities are not noised sums of sites of this plan")
-    return sums
-
-
-def estimate_of(plan: Plan, sums: dict[str, list[float]], site: str) -> SiteEstimate:
-    """The propensities that a site uses; computed from noised sums alone, so every party can compute it."""
-    release = release_of(plan, PROPENSITY)
-    assert release is not None
-    others = [np.array(one) for name, one in sums.items() if name != site]
-    own = Ratios.of(np.array(sums[site]), release.deviation) if site in sums else None
-    rest = Ratios.of(np.sum(others, axis=0), release.deviation * len(others) ** 0.5) if others else None
-    return site_propensities(own, rest)
-
-
-def with_propensities(clients: SimulatedClients, by: Propensities) -> SimulatedClients:
-    """Clients whose clicks are corrected."""
-    data = clients.data
-    data = replace(data, relevance=correct(data.grades > 0, data.position, by).relevance)
-    people = None if clients.people is None else replace(clients.people, data=data)
-    return replace(clients, data=data, people=people)
+    return dict(sums)
 
 
 # The gate
 
 
 def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> NDArray[np.float64]:
-    """[people, biases]: estimated clicks per list of a model against another one, or against the engine's order."""
-    test, who = run.held_out
-    rows = test.query_ids.astype(np.int64)
-    shown = shown_results(run.log, rows)
-    position, trust = run.biases
-    ranker = run.task.learner.ranker
-    features = np.asarray(test.features, np.float32)
-    scores = ranker.score(weights, features)
-    if against is None:  # without logged swaps, lists were shown as the engine ordered them
-        swap = np.zeros(len(rows), np.int64) if run.log.swap is None else np.asarray(run.log.swap)[rows]
-        other = -engine_order(shown, None, swap).position
-    else:
-        other = ranker.score(against, features)
+    """What each person adds to the comparison of a model with another one, or with the order of the engine."""
     try:
-        return person_values(shown, who, scores, other.astype(np.float64), position, trust)
-    except ValueError as problem:  # such as unknown propensities
+        return run.releases.gate_values(run.held_out, weights, run.biases, against)
+    except Refused:
+        raise
+    except ValueError as problem:  # such as propensities that clicks do not determine
         raise Refused(f"the gate: {problem}") from None
-
-
-def model_alone(run: UpdateRun) -> Weights:
-    """The model that this site trains alone, with the same learner and no noise; it stays here."""
-    experiment = run.plan.experiment
-    federation = Federation(learner=experiment.learner, server=experiment.server)
-    clients = run.people
-    *_, last = simulate(federation, clients, experiment.rounds, run.site.seed)
-    return np.asarray(last.weights)
-
-
-def gate_rules(plan: Plan) -> GateRules:
-    gate = plan.experiment.gate
-    assert gate is not None
-    return GateRules(gate.margin, gate.alpha, gate.plans)
 
 
 def decided_in_a_year(site: SiteHome, plan: Plan) -> int:
@@ -277,32 +209,20 @@ def decided_in_a_year(site: SiteHome, plan: Plan) -> int:
     return sum(datetime.fromisoformat(parse_json(path.read_bytes())["at"]) > since for path in files)
 
 
-def federated_decision(plan: Plan, sums: dict[str, list[float]]) -> FederatedDecision:
-    """The decision of all sites together, from noised sums alone."""
-    release = release_of(plan, GATE)
-    assert release is not None
-    read = [PersonSums.read(np.array(one), release.deviation, comparisons=1) for one in sums.values()]
-    shared = plan.experiment.data.propensities == SWAPS
-    return decide_all(read, gate_rules(plan), names=list(sums), shared=shared)
-
-
 def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
     """Decide what this site does with a received model, write it beside the model, and return the model's file name.
 
     What was released decides against doing nothing, here and at all sites; the comparison with the own model alone
     stays here, because no noise covers that model.
     """
-    sent, release = GateSums(run).outbox.get(NUMBERS[GATE]), release_of(run.plan, GATE)
-    assert release is not None
-    parts: dict[str, GateDecision] = {}
-    rules = gate_rules(run.plan)
-    alpha = rules.spend(0)
+    sent = GateSums(run).outbox.get(NUMBERS[GATE])
+    weights, parts = load_weights(folder / "model.json").weights, dict[str, Any]()
     if sent is not None:
-        own = PersonSums.read(np.frombuffer(sent.values, "<f8"), release.deviation, comparisons=1)
-        parts["doing nothing"] = decide(own.sums[0], own.squares, own.count, own.sigma, rules.margin, alpha)
-        alone = gate_values(run, run.received_weights(folder), model_alone(run))
-        exact = PersonSums.read(person_rows(alone).sum(axis=0), 0.0, comparisons=1)
-        parts["the own model alone"] = decide(exact.sums[0], exact.squares, exact.count, 0.0, rules.margin, alpha)
+        if sent.call != _asked(run.plan, weights, folder / "model.json"):
+            raise Refused("the received model is not the one on which the gate of this site decided")
+        own = gate_values(run, weights, run.releases.alone(run.site_data.clients, run.site.seed)).sum(axis=0)
+        parts["doing nothing"] = run.releases.site_decision(np.frombuffer(sent.values, "<f8"), noised=True)
+        parts["the own model alone"] = run.releases.site_decision(own, noised=False)
     pooled = ((card.deployment or {}).get("gate") or {}) if card is not None else {}
     outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("pooled", "inconclusive"))]
     if sent is None:
@@ -322,3 +242,10 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
     }
     write_atomic(folder / GATE_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
     return MODEL_FILES[outcome]
+
+
+def _asked(plan: Plan, weights: Weights, model: Path) -> bytes:
+    """The digest of the request by which the coordinator asked for the gate of a model after the last round."""
+    digest = hashlib.sha256(model.read_bytes()).hexdigest().encode()
+    parts: dict[str, Any] = {"weights": weights[: plan.sent].astype(np.float32), "model": digest}
+    return digest_of(wire.pack(Label(GATE, plan.run, plan.rounds), parts))

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from fedrank import wire
 from fedrank.data.logs import SearchLog, load_log
-from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark, record_completed_round
 from fedrank.deploy.identity import IdentityKey, member_key
 from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan, PlannedSite, data_problems, key_problems
 from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
-from fedrank.deploy.releases import GATE, QUALITY, release_of
+from fedrank.deploy.releases import GATE, QUALITY, PersonReleases, release_of, releases_of
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData, facts_of, open_site_data
 from fedrank.deploy.site_releases import (
     GATE_FILE,
@@ -35,9 +34,7 @@ from fedrank.deploy.site_releases import (
     PropensitySums,
     QualitySums,
     ReceivedPropensities,
-    estimate_of,
     read_sums,
-    with_propensities,
     write_decision,
 )
 from fedrank.deploy.site_runtime import (
@@ -51,7 +48,6 @@ from fedrank.deploy.site_runtime import (
     digest_of,
 )
 from fedrank.experiments.runner.folder import Card
-from fedrank.experiments.runner.position_bias import positions_of_log
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import parse_json, private_folder, write_atomic
@@ -60,9 +56,7 @@ from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model
-from fedrank.ranking.propensity import SWAPS, NotIdentifiable, Propensities
-from fedrank.ranking.swaps import SiteEstimate
-from fedrank.types import Memory, SimulatedClients, has_trait
+from fedrank.types import Memory, has_trait
 from fedrank.wire import Label, Part, Refused
 
 MEASURED, DEALS = "measured.json", "deals"
@@ -124,7 +118,7 @@ class Update(Contribution["UpdateRun"]):
         run, plan, own = self.run, self.run.plan, self.run.party.clients
         if run.clients is None:
             raise Refused("the data of this site do not match the plan; see the answer to hello for the differences")
-        if plan.experiment.data.propensities == SWAPS and run.estimate is None:
+        if plan.experiment.data.from_swaps and run.estimate is None:
             raise Refused(WAITING)
         if not 1 <= label.round <= plan.last_number:
             raise Refused(f"the round must be between 1 and {plan.last_number} (got {label.round})")
@@ -440,7 +434,7 @@ class UpdateRun(SiteRun):
         kw_only=True
     )  # of all clients in secure aggregation; in a trial they are sent later
 
-    estimate: SiteEstimate | None = None  # propensities from the swaps of all sites
+    estimate: Any = None  # propensities from the swaps of all sites
 
     does: ClassVar[str] = "sends model updates"
     handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (
@@ -469,10 +463,19 @@ class UpdateRun(SiteRun):
         return run
 
     @property
-    def people(self) -> SimulatedClients:
-        """The clients of this site with its queries."""
-        assert isinstance(self.clients, ClientSiteData)
-        return self.clients.clients
+    def site_data(self) -> ClientSiteData:
+        """The queries of this site."""
+        if not isinstance(self.clients, ClientSiteData):
+            raise Refused("this site has no queries that match the plan")
+        return self.clients
+
+    @property
+    def releases(self) -> PersonReleases:
+        """What this site releases besides updates."""
+        found = releases_of(self.plan, self.site.settings.policy.released_measures)
+        if found is None:
+            raise Refused("this run has no sums over people")
+        return found
 
     @cached_property
     def log(self) -> SearchLog:
@@ -483,40 +486,30 @@ class UpdateRun(SiteRun):
         return load_log(folder)
 
     @property
-    def held_out(self) -> tuple[RankingData, NDArray[np.int64]]:
-        """The held-out queries, and the person of each."""
-        clients = self.clients
-        if not isinstance(clients, ClientSiteData) or clients.test is None or not len(clients.test_whose):
+    def held_out(self) -> Any:
+        """The held-out lists of this site."""
+        data = self.site_data
+        if data.test is None or not len(data.test_whose):
             raise Refused("this site has no held-out lists of people; set data.person and data.test_share in site.toml")
-        return clients.test, clients.test_whose
+        return self.releases.held_out(self.log, data.test, data.test_whose)
 
     def use_propensities(self) -> None:
         """Correct clicks by the released swaps of all sites, if this site has received them."""
         path = self.site.models(self.plan) / PROPENSITIES
         if self.plan.simulated or self.estimate is not None or not path.exists():
             return
-        assert isinstance(self.clients, ClientSiteData)
-        self.estimate = estimate_of(self.plan, read_sums(path.read_bytes(), self.plan), self.site.settings.name)
-        clients = with_propensities(self.clients.clients, self.estimate.propensities)
-        self.clients = replace(self.clients, clients=clients)
+        data = self.site_data
+        self.estimate = self.releases.estimate(read_sums(path.read_bytes(), self.plan), self.site.settings.name)
+        self.clients = replace(data, clients=self.releases.corrected(data.clients, self.estimate))
         for note in self.estimate.propensities.notes:
             self.site.log(note)
 
     @cached_property
-    def biases(self) -> tuple[Propensities, Propensities | None]:
-        """Propensities under position bias and under trust bias; None: trust bias is not estimated."""
-        if self.plan.experiment.data.propensities == SWAPS:
-            if self.estimate is None:
-                raise Refused(WAITING)
-            return self.estimate.propensities, None
-        rows = self.people.data.query_ids.astype(np.int64)
-        try:
-            return positions_of_log(self.log, "position", rows), positions_of_log(self.log, "trust", rows)
-        except NotIdentifiable as problem:
-            raise Refused(f"the gate cannot estimate clicks at this site: {problem.because}") from None
-
-    def received_weights(self, folder: Path) -> NDArray[np.float64]:
-        return load_weights(folder / "model.json").weights
+    def biases(self) -> Any:
+        """Propensities under position bias and under trust bias."""
+        if self.plan.experiment.data.from_swaps and self.estimate is None:
+            raise Refused(WAITING)
+        return self.releases.biases(self.log, self.site_data.clients.data, self.estimate)
 
     @property
     def party(self) -> PlannedSite:

@@ -21,7 +21,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -71,6 +71,7 @@ SIMULATED = "simulated"  # the population of simulated clients: each run is acco
 FOLDER = "populations"  # beside the runs
 LEDGER = "ledger"  # a folder below a run, or below a run's name in a population
 PEOPLE, TERMS, FORGOTTEN, LOCK = "people.json", "terms.json", "forgotten.jsonl", "lock"
+RELEASES = f"{LEDGER}-releases"  # the same for releases besides the rounds of a run
 HASH = ".hash"  # suffix of the file beside a ledger with its length and digest
 MAX_PEOPLE = 10**8  # per ledger: each person has a counter in memory
 MAX_KINDS_OF_PEOPLE = 64  # accounted one by one; beyond that, by the maximum over all people of each kind of charge
@@ -434,6 +435,42 @@ class Population:
     def ledger(self, run: str) -> Path:
         """The folder of the ledger of one run."""
         return (self.folder / run / LEDGER).absolute()
+
+    def released(self, run: str) -> dict[str, int]:
+        """By key: how often each release of a run besides its rounds was charged."""
+        return {one.key: one.times for one in Charge.read_all(self.ledger(run).with_name(RELEASES))}
+
+    def release(
+        self, run: str, key: str, promises: Sequence[Guarantee], times: int, first: Callable[[], None]
+    ) -> str | None:
+        """Charge all people for a release of a run besides its rounds, once under its key; or return why not.
+
+        `first` writes the release to disk before the charge.
+        """
+        folder, charge = self.ledger(run).with_name(RELEASES), Charge(key, tuple(promises), times=times)
+        with self.deciding():
+            if not folder.parent.exists():
+                private_folder(folder.parent)
+            begin_ledger(folder, self.people, self.delta)
+            made = Charge.read_all(folder)
+            new = all(one.key != key for one in made)
+            account = Account.of([*made, charge], LedgerTerms(self.people, self.delta, ()))
+            if new and (refusal := self.refused(account, self.accounts(folder))) is not None:
+                return refusal
+            first()
+            if new:
+                charge.write(folder)
+        return None
+
+    def others(self, run: str) -> list[Account]:
+        """The accounts of all runs except one."""
+        rounds = self.ledger(run)
+        return self.accounts(rounds, rounds.with_name(RELEASES))
+
+    def account_of_releases(self, charges: Mapping[str, Sequence[Guarantee]]) -> list[Account]:
+        """The account of releases that are charged once each; empty if there are none."""
+        made = [Charge(key, tuple(promises)) for key, promises in charges.items()]
+        return [Account.of(made, LedgerTerms(self.people, self.delta, ()))] if made else []
 
     def ledger_sizes(self, but: Path) -> tuple[tuple[str, int | None], ...]:
         """Size of the log of every ledger except one; it changes with every charge."""

@@ -23,8 +23,13 @@ from fedrank.ranking.propensity import OWN, Bias
 from fedrank.types import SimulatedClients
 
 
-def load_fold(data: DataSpec, fold: int) -> Fold:
-    """The fold of a spec's [data]; cached, because runs with different seeds share it."""
+def load_fold(data: DataSpec, fold: int, deployed: bool = False) -> Fold:
+    """The fold of a spec's [data]; cached, because runs with different seeds share it.
+
+    A coordinator of sites (`deployed`) may have no data: its fold has features and no queries.
+    """
+    if data.at_sites and deployed:
+        return fold_without_data(data)
     if data.at_sites:
         raise ValueError(
             f"data: only sites have data ({data.features!r} names their features, and no log is set); run it between "

@@ -7,7 +7,7 @@ the ledger, so they are not charged twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedrank.attacks.poison import Promote, promotion
 from fedrank.experiments.runner.data import clients_of, described, evaluation_queries, fold_without_data, load_fold
 from fedrank.experiments.runner.privacy import RunSpending, setting_of, until_spent
+from fedrank.experiments.runner.releases import SiteQuality
 from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -31,7 +32,14 @@ from fedrank.federated.round import Outcome, evaluated, first_state, first_weigh
 from fedrank.federated.server import State
 from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import Device, DeviceError
-from fedrank.ranking.baseline_ranking import GIVEN, START_ALONE, BaselineRanking, baseline_order, baseline_weights
+from fedrank.ranking.baseline_ranking import (
+    GIVEN,
+    LOGGED,
+    START_ALONE,
+    BaselineRanking,
+    baseline_order,
+    baseline_weights,
+)
 from fedrank.ranking.cuda.choice import choose, features_of
 from fedrank.ranking.cuda.measures import evaluator_on_device
 from fedrank.ranking.learners import fine_tune, warm_up
@@ -141,6 +149,21 @@ class FederatedRun:
         shape = features, train.normalised, train.feature_names, self.writer.origin(self.fold.name), train.ranges
         model = Model(self.experiment.learner.ranker, weights if models is None else models, *shape)
         save_model(model, self.writer.folder / "model.json")
+
+    def measured_by_sites(self, found: Mapping[str, Mapping[str, SiteQuality]]) -> list[float]:
+        """Take the quality of the final model, by site and measure, from sites; return the means over sites.
+
+        Sites take the place of queries in the files of the run.
+        """
+        names, sides = self.experiment.measures, []
+        for side in ("model", "given"):
+            rows = [[getattr(table.get(name), side, math.nan) for table in found.values()] for name in names]
+            sides.append(np.array(rows, np.float64))
+        self.queries = list(found), sides[0]
+        errors = [one.error for table in found.values() for one in table.values()]
+        about = f"a row is a site: noised sums over people, standard error of the noise {max(errors):.3f} or less"
+        self.baseline = BaselineRanking(LOGGED, sides[1], about)
+        return [float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in sides[0]]
 
     def finish(self, state: State, weights: Weights, **more: Any) -> None:
         """Evaluate the final model on every query, unless sites did; `more` is written to the run folder."""

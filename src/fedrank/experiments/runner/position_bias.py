@@ -93,9 +93,19 @@ def corrected_clients(clients: SimulatedClients, log: SearchLog, bias: Bias) -> 
             ) from None
         rows = _documents(data, queries)
         relevance[rows] = correct(data.grades[rows] > 0, data.position[rows], by).relevance
-    corrected = replace(data, relevance=relevance)
-    people = None if clients.people is None else replace(clients.people, data=corrected)
-    return replace(clients, data=corrected, people=people)
+    return _with_relevance(clients, relevance)
+
+
+def with_propensities(clients: SimulatedClients, by: Propensities) -> SimulatedClients:
+    """Clients whose clicks are corrected with the same propensities."""
+    data = clients.data
+    return _with_relevance(clients, correct(data.grades > 0, data.position, by).relevance)
+
+
+def _with_relevance(clients: SimulatedClients, relevance: NDArray[np.float32]) -> SimulatedClients:
+    data = replace(clients.data, relevance=relevance)
+    people = None if clients.people is None else replace(clients.people, data=data)
+    return replace(clients, data=data, people=people)
 
 
 def read_propensities(path: str | Path) -> Propensities:

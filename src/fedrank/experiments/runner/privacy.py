@@ -26,7 +26,7 @@ from fedrank.federated.asynchronous import schedule
 from fedrank.federated.round import Outcome
 from fedrank.federated.server import method_name
 from fedrank.federated.traits import from_outside
-from fedrank.privacy.guarantees import OBSERVERS, Guarantee, Setting, noise_for, up
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, Setting, cost_together, noise_for, up
 from fedrank.privacy.ledger import Ledger, LedgerError
 from fedrank.privacy.mechanisms import PricedMechanism
 from fedrank.privacy.population import (
@@ -46,7 +46,7 @@ from fedrank.privacy.population import (
 from fedrank.privacy.spending import SharedSpending, Spending
 from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.model import load_weights, origin
-from fedrank.ranking.propensity import IN_THE_CLEAR, OWN, SHARED
+from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
 from fedrank.types import has_trait
 
 UNPROTECTED = (
@@ -86,6 +86,13 @@ class Price:
             times = guarantee.times(participations, rounds, lost)
             rows.append(cls(guarantee, times, guarantee.epsilon(1, delta), guarantee.epsilon(times, delta), delta))
         return rows
+
+    def with_releases(self, releases: Iterable[Sequence[Guarantee]]) -> Price:
+        """The same with a total that includes other releases on the same people, once each."""
+        more = [(one, 1) for each in releases for one in each if one.against == self.guarantee.against]
+        if not more:
+            return self
+        return replace(self, total=cost_together([(self.guarantee, self.times), *more], self.delta))
 
     @property
     def paid(self) -> Paid:
@@ -375,7 +382,7 @@ def card(
         not_covered.append("the smallest and largest value of each feature over all clients, which are in model.json")
     if experiment.data.propensities == SHARED:
         not_covered.append(IN_THE_CLEAR)
-    if (line := own_propensities(experiment)) is not None:
+    if (line := experiment.uncovered_propensities) is not None:
         not_covered.append(line)
     if experiment.arrival is not None:
         not_covered.append(
@@ -399,18 +406,6 @@ def card(
         clients=experiment.clients.count,
     )
     return replace(made, summary=summary(made))
-
-
-def own_propensities(experiment: FederatedExperiment) -> str | None:
-    """What ε does not cover if each client estimates propensities from the clicks of all its people; None: nothing."""
-    unit = getattr(experiment.mechanism, "unit", "client")
-    if experiment.data.propensities != OWN or unit == "client":
-        return None
-    return (
-        f"propensities: they are estimated without noise from the clicks of all people of a client, so one {unit} "
-        f"changes the weights of all others, and ε holds only for what a {unit} adds beyond that; in a deployment, "
-        '"swaps" releases them with noise'
-    )
 
 
 def _origin_of_start(start: str) -> str:

@@ -177,6 +177,18 @@ class FederatedExperiment(Experiment):
         """The guarantees of the mechanism; none without a mechanism."""
         return [] if self.mechanism is None else self.mechanism.guarantees(self.setting(features))
 
+    @property
+    def uncovered_propensities(self) -> str | None:
+        """What ε does not cover if each client estimates propensities from clicks of all its people; None: nothing."""
+        unit = getattr(self.mechanism, "unit", "client")
+        if not self.data.from_own_clicks or unit == "client":
+            return None
+        return (
+            f"propensities: they are estimated without noise from the clicks of all people of a client, so one {unit} "
+            f"changes the weights of all others, and ε holds only for what a {unit} adds beyond that; in a deployment, "
+            '"swaps" releases them with noise'
+        )
+
     def most_participations(self, rounds: int | None = None) -> int:
         """Upper bound (99.9 %) on the rounds in which any one client participates, where clients are drawn."""
         from scipy.stats import binom

@@ -106,7 +106,9 @@ def _settings(kind: type, location: str, begin: Mapping[str, Any]) -> tuple[list
             tables += ["", *_method(at, FAMILIES[what], name, comment, begin)]
         elif isinstance(what, type) and issubclass(what, SpecSection):
             inner, below = _settings(what, at, begin)
-            tables += ["", f"# {summary_of(what)}", f"[{at}]", *inner, *below]
+            off = "# " if default is None and type(None) in get_args(hint) else ""  # optional sections
+            marked = [line if line.startswith("#") or not off else f"# {line}" for line in (*inner, *below)]
+            tables += ["", f"# {summary_of(what)}", f"{off}[{at}]", *marked]
         elif at != "kind":
             lines.append(_line(field.name, default, comment, begin.get(at)))
     return lines, tables

@@ -70,6 +70,16 @@ class DataSpec(SpecSection):
         here = (self.name, self.train, self.test, self.validation, self.log, self.collection)
         return isinstance(self.features, str) and all(one is None for one in here)
 
+    @property
+    def from_swaps(self) -> bool:
+        """Whether propensities are estimated from noised sums of logged swaps, which sites release."""
+        return self.propensities == SWAPS
+
+    @property
+    def from_own_clicks(self) -> bool:
+        """Whether each client estimates propensities from its own clicks."""
+        return self.propensities == OWN
+
     def files(self) -> dict[str, Path]:
         """Every file that is read, by its name in the spec or the catalog."""
         named = [self.train, self.test, self.validation]
