@@ -39,6 +39,22 @@ def adopted(
     return float(np.mean(found))
 
 
+def looked_at(order: str, trials: int = TRIALS, seed: int = 3, files: int = 8) -> float:
+    """Share of trials that adopt if the decision is looked at after each file, in the order of time or in any order.
+
+    Every look counts all searches read so far in the order of time, as if no file were missing.
+    """
+    rng, rules, searches, found = np.random.default_rng(seed), TrialRules.for_wins(0.6, liars=0), 1200, 0
+    file = np.repeat(np.arange(files), searches // files)
+    for _ in range(trials):
+        clients, won = rng.integers(500, size=searches), rng.random(searches) < 0.5
+        decided = [DecidedSearch(str(client), bool(wins)) for client, wins in zip(clients, won, strict=True)]
+        read = np.arange(files) if order == "time" else rng.permutation(files)
+        looks = (np.flatnonzero(np.isin(file, read[: count + 1])) for count in range(files))
+        found += any(judge([decided[one] for one in look], rules).ruling == "adopt" for look in looks)
+    return found / trials
+
+
 RULES = {
     "5 searches per client, 1 liar": TrialRules.for_wins(0.6, per_client=5, liar_share=0.0),
     "5 searches per client, 5 % liars": TrialRules.for_wins(0.6, per_client=5),
@@ -61,6 +77,10 @@ def main() -> None:
             f"of 300: {ten:.1%}; a model that wins 60 %: {better:.1%}",
             flush=True,
         )
+    print(
+        f"equal models, a look after each of eight files: {looked_at('time', trials):.1%} read in the order of time, "
+        f"{looked_at('any', trials):.1%} in any order (hence an adoption rests on searches that cannot change)"
+    )
 
 
 if __name__ == "__main__":
