@@ -12,8 +12,9 @@ Gate: three sites with different propensities and engines, 10,000 searches each 
 held-out searches on average. Three models per federation: one whose true difference from doing nothing is 0 over all
 people, one below it, and one above it. Noise is that of one Gaussian release with δ = 1e-5 per person.
 
-Targets: coverage of at least .93 in every variant; no model below the engine is called better more often than in 2.5 %
-of all logs; and models that are not better pass the gate at most with the stated error rate (binomial test, level 1 %).
+Targets, each by a binomial test at level 1 %: coverage of at least .93 in every variant; no model below the engine is
+called better more often than in 2.5 % of all logs; models that are not better pass the gate at most with the stated
+error rate.
 """
 
 from __future__ import annotations
@@ -258,15 +259,15 @@ def report(found: dict[tuple[str, Any, int], dict[str, Any]]) -> list[str]:
         better = [one for one in told if one["finding"] == "better"]
         wrong = sum(one["true"] <= 0 for one in better)
         chosen = sum(one["chosen"] <= 0 for one in better)
-        below = sum(one["true"] <= 0 for one in told)
+        below, untold = sum(one["true"] <= 0 for one in told), sum(bool(one.get("no_trust")) for one in every)
         worse = [one for one in told if one["finding"] == "worse"]
         print(
             f"  {variant:26} {inside:.3f} ({position:.3f}, {trust:.3f}) of {len(told)}; refused "
-            f"{sum('refused' in one for one in every)}, no trust {len(every) - len(told)}; better {len(better)}, of "
+            f"{sum('refused' in one for one in every)}, no trust {untold}; better {len(better)}, of "
             f"them below the engine {wrong} (if it chooses among all candidates {chosen}) of {below} below; worse "
             f"{len(worse)}, of them above {sum(one['true'] > 0 for one in worse)}"
         )
-        if not within(sum(not one["inside"] for one in told), len(told), 1 - LEAST) or inside < LEAST:
+        if not within(sum(not one["inside"] for one in told), len(told), 1 - LEAST):
             missed.append(f"coverage, {variant}")
         if not within(wrong, len(told), 0.025):
             missed.append(f"called better, {variant}")
