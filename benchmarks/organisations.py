@@ -1,6 +1,6 @@
 """Measure what three hospitals gain from learning together from their click logs, on logs with a known truth.
 
-    python -m benchmarks.organisations --out FOLDER [--seeds 10] [--check]     # resumes; about 10 CPU minutes
+    python -m benchmarks.organisations --out FOLDER [--seeds 10] [--check]     # resumes; about 4 CPU minutes
     python -m benchmarks.organisations --out FOLDER --quick
 
 Each seed generates three hospitals (`fedrank.engine.practice`) with different documents, page layouts and people, and
