@@ -7,9 +7,9 @@ The needs of a collection (at most 120) are halved. One half is searched: a Zipf
 of its words, and a share of searches repeats an earlier one. After 10, 100, 300, 1,000 and 3,000 searches the other
 half, up to 540 further needs, and the last search of each searched need are asked without recording. Figures are
 differences of nDCG@10 (all judged documents count in the ideal) to the client's own engine on the same texts; `engine`
-and `bm25s` are the means themselves, the latter with its own tokenizer, stop words and Snowball stemmer. `cost`: nDCG@10
-that interleaved and drawn lists lost against sorted ones, over all searches. Intervals (95 %) are over needs, each the
-mean of its lives.
+and `bm25s` are the means themselves, the latter with its own tokenizer, stop words and Snowball stemmer. `cost`: what
+interleaved and drawn lists lost against sorted ones, over all searches. Intervals (95 %) are over needs, each the mean
+of its lives.
 
 Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. The start weights were chosen
 with all six in view. A cell is a person in a collection after some searches, over all lives. Lives that are in the file
