@@ -3,12 +3,13 @@
     python -m benchmarks.live_quality [--collections ...] [--people ...] [--repeats ...] [--searches 1000] [--seeds 1]
         [--learn on] [--out live_quality.jsonl] [--check] [--report]
 
-The needs of a collection are halved. One half is searched: a Zipf law chooses the need, a search has 70 % of its words,
-and a share of searches repeats an earlier one. After 10, 100, 300, 1,000 and 3,000 searches all unseen needs and the
-last search of each searched need are asked without recording. Figures are differences of nDCG@10 (all judged documents
-count in the ideal) to the client's own engine on the same texts; `engine` and `bm25s` are the means themselves, the
-latter with its own tokenizer, stop words and Snowball stemmer. `cost`: nDCG@10 that interleaved and drawn lists lost
-against sorted ones, over all searches. Intervals (95 %) are over needs.
+The needs of a collection (at most 120) are halved. One half is searched: a Zipf law chooses the need, a search has 70 %
+of its words, and a share of searches repeats an earlier one. After 10, 100, 300, 1,000 and 3,000 searches the other
+half, up to 540 further needs, and the last search of each searched need are asked without recording. Figures are
+differences of nDCG@10 (all judged documents count in the ideal) to the client's own engine on the same texts; `engine`
+and `bm25s` are the means themselves, the latter with its own tokenizer, stop words and Snowball stemmer. `cost`: nDCG@10
+that interleaved and drawn lists lost against sorted ones, over all searches. Intervals (95 %) are over needs, each the
+mean of its lives.
 
 Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. The start weights were chosen
 with all six in view. A cell is a person in a collection after some searches, over all lives. Lives that are in the file
@@ -44,7 +45,8 @@ from fedrank.search.results import Filters
 from fedrank.seeds import rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani", "docstrings")
-NEEDS = 120  # of a collection, evenly spaced
+NEEDS = 120  # of a collection, evenly spaced, half of which are searched
+MORE = 540  # further needs that are only measured, where a collection has them
 MOMENTS = (10, 100, 300, 1_000, 3_000)
 WORDS = 0.7  # share of a need's words in a search
 # click probability and probability to leave after a click: of a document without relevance, and of the most relevant
@@ -88,6 +90,7 @@ class Indexed:
     store: Path
     rows: dict[int, int]
     needs: list[int]
+    more: list[int]
     references: dict[tuple[int, str], tuple[float, ...]] = field(default_factory=dict)  # nDCG@10 of engine and bm25s
 
     def ndcg(self, need: int, ids: Sequence[int]) -> float:
@@ -132,8 +135,12 @@ def indexed(name: str, folder: Path) -> Indexed:
         found = client.index([lines])
         assert found.documents == len(rows), f"{name}: {found.documents} documents, expected {len(rows)}"
     judged = [q for q in range(len(collection.queries)) if collection.judgements(q)[1].any()]
-    needs = [judged[i] for i in np.unique(np.linspace(0, len(judged) - 1, NEEDS).astype(int))]
-    return Indexed(collection, folder / name, rows, needs)
+    needs = evenly(judged, NEEDS)
+    return Indexed(collection, folder / name, rows, needs, evenly(sorted({*judged} - {*needs}), MORE))
+
+
+def evenly(values: Sequence[int], count: int) -> list[int]:
+    return [values[i] for i in np.unique(np.linspace(0, len(values) - 1, count).astype(int))] if values else []
 
 
 @cache
@@ -188,7 +195,8 @@ def live(life: Life, folder: Path) -> dict[str, object]:
     # Purposes without the person, so all people search the same; a quarter of repeats swaps the halves, as a seed does.
     number, repeats = COLLECTIONS.index(life.collection), round(100 * life.repeats)
     halves = np.array_split(rng_for(0, "halves", number).permutation(one.needs), 2)
-    searched, unseen = halves if (life.seed + repeats) % 2 else halves[::-1]
+    searched, rest = halves if (life.seed + repeats) % 2 else halves[::-1]
+    unseen = [*rest.tolist(), *one.more]
     rng = rng_for(life.seed, "live quality", number, repeats)
     clicking, top = rng_for(life.seed, "clicks", list(PEOPLE).index(life.person)), one.collection.top_grade
     store, clock = folder / "life", Clock()
@@ -220,7 +228,7 @@ def live(life: Life, folder: Path) -> dict[str, object]:
             texts[need] = text
             if number in MOMENTS or number == life.searches:
                 asked = {
-                    "unseen": [(int(need), one.collection.queries[need]) for need in unseen],
+                    "unseen": [(need, one.collection.queries[need]) for need in unseen],
                     "repeated": list(texts.items()),
                 }
                 moments.append(
@@ -245,7 +253,7 @@ def measure(client: SearchClient, one: Indexed, folder: Path, asked: Sequence[tu
         engine.append(of_engine)
         other.append(of_other)
         difference.append(one.ndcg(need, [result.id for result in client.search(text).results]) - of_engine)
-    means = {"engine": float(np.mean(engine)), "bm25s": float(np.mean(other))}
+    means = {"needs": [need for need, _ in asked], "engine": float(np.mean(engine)), "bm25s": float(np.mean(other))}
     return means | {"difference": np.round(difference, 5).tolist()}
 
 
@@ -274,10 +282,15 @@ def report(lives: Sequence[dict]) -> list[str]:
             means: dict[str, dict[str, float]] = {}  # of a collection: every one has equal weight
             needs: dict[str, tuple[float, float]] = {}
             for which in ("unseen", "repeated"):
-                by_name: dict[str, list[float]] = {}
+                by_name: dict[str, dict[int, list[float]]] = {}
                 for life, moment in cells:
-                    by_name.setdefault(life["collection"], []).extend(moment[which]["difference"])
-                found = {name: interval(values) for name, values in by_name.items()}
+                    of_needs = by_name.setdefault(life["collection"], {})
+                    for need, value in zip(moment[which]["needs"], moment[which]["difference"], strict=True):
+                        of_needs.setdefault(need, []).append(value)
+                found = {
+                    name: interval([float(np.mean(some)) for some in values.values()])
+                    for name, values in by_name.items()
+                }
                 means[which] = {name: mean for name, (mean, _) in found.items()}
                 error = sum(margin**2 for _, margin in found.values()) ** 0.5 / len(found)
                 needs[which] = float(np.mean([*means[which].values()])), error

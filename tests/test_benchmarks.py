@@ -58,7 +58,7 @@ SHORT = {
     "letor": Short("1"),
     "live_quality": Short(
         "--collections docstrings --people careful --repeats 0.5 --searches 10 --out {}/lives.jsonl",
-        constants={"NEEDS": 6},
+        constants={"NEEDS": 6, "MORE": 4},
         needs="tantivy",
     ),
     "live_search": Short("--documents 300 --queries 5"),

@@ -72,7 +72,7 @@ def check_agreement(client: SearchClient) -> None:
 
 def decide_soon() -> None:
     """Let trials begin and end after a few searches."""
-    impressions.KEPT, trial.FEWEST, trial.OWN_SEARCHES, trial.SHARE = 1 << 40, 3, 4, 0.3
+    impressions.KEPT, trial.FEWEST, trial.OWN_SEARCHES, trial.SHARE = 1 << 40, 3, 4, 0.6
     trial.GATE = Gate(level=0.6, stake=0.5, harm=0.6, harm_stake=0.5, most=6)
 
 
@@ -87,7 +87,7 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
             for path in sorted(folder.iterdir())[turn % 5 :: 5]:
                 path.write_text(f"the orchard in turn {turn}, {path.name}")
             client.index([folder])
-            if not client.trials.phase:
+            if turn % 2 and not client.trials.phase:
                 weights = client.rows.model()[1] * (1 - turn % 3) + turn % 2
                 client.trials.begin(weights, f"a friend in turn {turn}")
             for place in range(9):
@@ -157,7 +157,7 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
         warm_up(client.rows)
     for number in range(count):
         heard, told = os.pipe()
-        child = in_child(work, store, documents, told, 1_000 * number)
+        child = in_child(work, store, documents, told, 1_001 * number)
         os.close(told)
         if number % 3:  # otherwise while it opens, or indexes for the first time
             clicked |= {int(line) for line in os.read(heard, 1 << 16).split()}
