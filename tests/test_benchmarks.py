@@ -80,6 +80,11 @@ SHORT = {
     "robust": Short(constants={"SIZES": [(10, 46)], "REPEATS": 1}),
     "rounds": Short(constants={"SHAPES": FEW_QUERIES, "ROUNDS": 20, "ROUNDS_OF_A_RUN": 40}),
     "rtk": Short("--documents 400"),
+    "search_together": Short(
+        "",
+        {"COLLECTIONS": ("cisi", "cranfield"), "SPLITS": (3,), "SEEDS": (1,), "PEOPLE": (20,), "EPSILONS": (4.0,)},
+        needs="cisi and cranfield",
+    ),
     "secure_sum": Short("--size 5", {"COUNTS": (5, 10)}),
     "silo_collection": Short("{} --documents 60 --queries 10 --length 50 --topics 5"),
     "sketch_size": Short("cranfield", {"SIZES": ((5, 20),)}, needs="cranfield"),
