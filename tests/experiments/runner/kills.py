@@ -215,7 +215,7 @@ CASES = {
     "grow": Case(GROW, letor_files),
     "grow-secure": Case(GROW + " --secure", letor_files),
     "train": Case("run forest.toml --workers 1 --out OUT", specs),
-    "train-tune": Case("run forest.toml --set tune=2 --workers 1 --out OUT", specs),
+    "train-tune": Case("run forest.toml --set tune=6 --workers 1 --out OUT", specs),
     "split": Case("trees split --data train.txt --by chance --out OUT/split", letor_files),
     "report": Case(
         "report runs/plain --out OUT/report.html --figures OUT/figures", specs, ("run plain.toml --workers 1",)
