@@ -21,6 +21,7 @@ PACKAGES = {
     "Stemmer": "PyStemmer",
     "cupy": "cupy-cuda13x",
     "ir_datasets": "ir-datasets",
+    "opensearchpy": "opensearch-py",
 }
 IN_NO_EXTRA = {"onnxruntime", "pandas"}  # the message names the package
 

@@ -73,7 +73,8 @@ def test_training_propensities_and_sites_never_see_them(tmp_path):
     assert simulated[0] | simulated[1] == train
     assert fold.notes[0].endswith(f"; {log.held_out.sum():,} entries that the log holds out are in neither part")
     share = load_share(SiteData(log=str(log.folder), person="user", test_share=0.25))
-    assert set(share.train.query_ids.astype(int)) | set(share.test.query_ids.astype(int)) == train
+    assert set(share.train.query_ids.astype(int)) == train
+    assert set(share.test.query_ids.astype(int)) == set(np.flatnonzero(log.held_out).tolist())
     alone = load_share(SiteData(log=str(log.folder), person="user"))
     assert set(alone.train.query_ids.astype(int)) == train
     assert alone.people == len(names_of(log, log.training_rows()))

@@ -101,6 +101,6 @@ def test_sizes_of_ledgers_change_when_anybody_pays(both, tmp_path):
     ledger, copy = both
     people = Population(tmp_path, 3, 1e-5, 1.0)
     before = people.ledger_sizes(but=copy.path)
-    assert [name for name, _ in before] == [str(ledger)]
+    assert {str(Path(name).parent) for name, _ in before} == {str(ledger)}
     charge(ledger, 3)
     assert people.ledger_sizes(but=copy.path) != before

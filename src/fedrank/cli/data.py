@@ -370,7 +370,7 @@ def data_fetch(
     overlap_hours: Annotated[float, typer.Option(help="Hours by which events may be indexed late.")] = 24.0,
     queries: Annotated[str, typer.Option(help="Index of queries.")] = "ubi_queries",
     events: Annotated[str, typer.Option(help="Index of events.")] = "ubi_events",
-    page: Annotated[int, typer.Option(help="Rows per request, at most 10,000.")] = 1000,
+    page: Annotated[int, typer.Option(min=1, max=10_000, help="Rows per request.")] = 1000,
 ) -> None:
     """Copy new queries and events of User Behavior Insights from OpenSearch to files for fedrank data build.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrank.cli.config import Config, with_settings
 from fedrank.cli.shared import (
     EXIT_FAILURE,
     MAX_WAIT,
@@ -474,7 +476,7 @@ def start(
         bool, typer.Option(help="Confirm that this folder of a site is its newest copy, although no witness does.")
     ] = False,
     json_: Annotated[
-        bool, typer.Option("--json", help="Print events as JSON lines, without reasons, which are in site.log.")
+        bool, typer.Option("--json-lines", help="Print events as JSON lines, without reasons, which are in site.log.")
     ] = False,
 ) -> None:
     """Serve in the foreground: the server of the coordinator, or a site. A process that dies is restarted."""
@@ -542,10 +544,21 @@ def stop(home: Home = Path()) -> None:
     print_line("Stopped." if stop_serving(home) else "No process runs here.")
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Further options of `deploy run`."""
+
+    readmit: list[str] | None = None  # site to ask again after its exclusion from the run; may be repeated
+    patience: Annotated[float, at_least(1), at_most(MAX_WAIT)] = (
+        86_400  # seconds to wait for a site per round, in a folder
+    )
+
+
 @deploy_app.command(
     epilog="Examples:  fedrank deploy run my.toml --home clinics  ·  fedrank deploy run quickstart --local 3  ·  "
     "fedrank deploy run my.toml --readmit clinic-c --home clinics"
 )
+@with_settings
 def run(
     spec: Spec,
     home: Home = Path(),
@@ -560,14 +573,10 @@ def run(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="With --local: data set of one site; repeat it once per site."),
     ] = None,
-    readmit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SITE", help="Site to ask again after its exclusion from the run; may be repeated."),
-    ] = None,
-    patience: Annotated[
-        float, typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for a site per round, in a shared folder.")
-    ] = 86_400,
     quiet: Quiet = False,
+    config: Config = None,
+    *,
+    more: RunOptions,
 ) -> None:
     """Run an experiment with the sites of a federation. Run the command again to continue."""
     from fedrank.experiments.spec.source import read_spec
@@ -593,11 +602,11 @@ def run(
         runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
         for _, plan in runs:
             refuse_online_plan(plan)
-    for site in readmit or []:
+    for site in more.readmit or []:
         why = _readmit(site, [task.folder for task, _ in runs])
         print_line(f"{site} is asked again. Reason of its exclusion: {why}")
     with progress(quiet) as report, stop_requested() as stop:
-        results = do_runs(grid, runs, _transport(home, shared, stop, patience), stop, report)
+        results = do_runs(grid, runs, _transport(home, shared, stop, more.patience), stop, report)
     for line in dict.fromkeys(line for task, plan in runs for line in site_problems(task, plan)):
         print_line(line)
     print_outcome(results, results_in / label)
