@@ -104,3 +104,18 @@ def clicks_with(shown, scores, looked, extra, most):
         would_in_all += would
         unread += sum(extra[there[row]] for row in rows)
     return (found / stands_for * would_in_all + unread) / len(by_search)
+
+
+def slope_by_instrument(shown, predicted):
+    """Slope of the second position: ratio of the covariances of click rates with predictions, over moved documents."""
+    by_pair: dict[int, dict[int, list[int]]] = {}
+    for (pair, position), counts in cells(shown).items():
+        by_pair.setdefault(pair, {})[position] = counts
+    rows = []
+    for pair, at in by_pair.items():
+        if {0, 1} <= set(at):
+            (n, c), (m, d) = at[0], at[1]
+            rows.append((n * m / (n + m), c / n, d / m, predicted[pair]))
+    weight, x, y, z = (np.array(column) for column in zip(*rows, strict=True))
+    x, y, z = (values - np.average(values, weights=weight) for values in (x, y, z))
+    return np.sum(weight * y * z) / np.sum(weight * x * z)

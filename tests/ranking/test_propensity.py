@@ -14,14 +14,18 @@ from fedrank.ranking.propensity import (
     REGRESSION,
     NotIdentifiable,
     Propensities,
+    Repeated,
     ShownResults,
     correct,
+    drawn_queries,
     explained,
     given_propensities,
     meetings_of,
     offer_swaps,
     propensities_of,
     regression_em,
+    repeated_propensities,
+    repeated_trust,
     strengths,
 )
 from tests.oracles import propensity as oracle
@@ -272,3 +276,29 @@ def test_groups_of_many_queries_vary_as_queries_do(monkeypatch):
     assert np.array_equal(alone.slope, grouped.slope, equal_nan=True)
     widths = [np.log(one.high / one.low)[1:6] for one in (alone, grouped)]
     assert widths[1] == pytest.approx(widths[0], rel=0.35)
+
+
+def test_trust_by_an_instrument_equals_the_oracle():
+    """Two positions: the slope is the ratio of covariances, nearly undisturbed by the prior; users trust the first."""
+    truth = made_up_queries(400, documents=2)
+    browsing = Browsing(1.0, 0.4)
+    log = simulate_shown(truth, 20_000, browsing=browsing, showing=Showing(positions=2, noise=1.0), popularity=0.0)
+    shown = results(log)
+    position = repeated_propensities(shown)
+    found = repeated_trust(shown, position, truth.relevance)
+    assert found.found.slope[1] == pytest.approx(oracle.slope_by_instrument(shown, truth.relevance), rel=0.02)
+    true = browsing.slope(1) / browsing.slope(0)
+    assert found.found.low[1] <= true <= found.found.high[1]
+    assert position.found.high[1] < true, "position-only propensities are wrong"
+    assert found.found.extra[1] == pytest.approx(browsing.intercept(1) - true * browsing.intercept(0), abs=0.03)
+
+
+def test_trust_that_documents_do_not_separate_is_refused():
+    log = simulate_shown(made_up_queries(30), 300, browsing=Browsing(1.0, 0.4))
+    shown = results(log)
+    logs = np.log(np.full((201, 10), 0.5))
+    logs[:, 0] = 0
+    given = replace(given_propensities(np.exp(logs[0])), moved=7)
+    rough = Repeated(given, drawn_queries(len(np.unique(shown.query)), 200), np.exp(logs), np.zeros_like(logs))
+    with pytest.raises(NotIdentifiable, match="7 documents that moved do not separate trust bias from position bias"):
+        repeated_trust(shown, rough, np.zeros(300))
