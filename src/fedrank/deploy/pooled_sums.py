@@ -13,7 +13,7 @@ import numpy as np
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.handshake import Handshake
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of, releases_of
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_charges, release_of, releases_of
 from fedrank.files import parse_json, write_atomic
 from fedrank.types import Weights
 from fedrank.wire import Label, Refused
@@ -59,8 +59,8 @@ class PooledSums:
             return None
         sums = self._ask(GATE, round, weights, model)
         if not sums:
-            words = "no site released its sums, so nothing is known: a trial decides"
-            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": [words]}
+            why = "no site released its sums, so nothing is known: a trial decides"
+            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": [why]}
         made = self._releases.decision(sums)
         silent = [site.name for site in self.plan.sites if site.name not in sums]
         words = [
@@ -75,9 +75,10 @@ class PooledSums:
         return releases_of(self.plan)
 
     @property
-    def released(self) -> list[str]:
-        """The kinds of sums that any site released."""
-        return [kind for kind, sums in self._sums.items() if sums]
+    def requested(self) -> list[str]:
+        """The kinds of sums that sites were asked for; one that did not arrive may have left a site."""
+        kinds = release_charges(self.plan, self.plan.experiment.measures)
+        return [kind for kind in kinds if kind != QUALITY or self.handshake.noised or self._sums[kind]]
 
     def _ask(
         self, kind: str, round: int, weights: Weights | None = None, model: Path | None = None
