@@ -533,3 +533,22 @@ def test_long_lists_are_cut(tmp_path):
 def test_rules_that_leave_nothing(wrong):
     with pytest.raises(ValueError, match="must"):
         UbiRules(**wrong)
+
+
+def test_random_swaps_are_read_and_what_is_not_one_is_ignored(tmp_path):
+    stated = [
+        {"position": 2, "swapped": True},
+        {"position": 1, "swapped": False},
+        {"position": 0, "swapped": True},
+        {"position": True, "swapped": True},
+        {"position": 1},
+        "2",
+        {"position": 10**9, "swapped": True},
+    ]
+    queries = [asked(f"q{n}", query_attributes={"swap": one}) for n, one in enumerate(stated)]
+    queries.append(asked("flat", **{"query_attributes.swap.position": 1, "query_attributes.swap.swapped": True}))
+    rows = read(tmp_path, [*queries, asked("none")], [event(query_id="q0")])
+    found = dict(zip(rows.ids, rows.swap.tolist(), strict=True))
+    assert found == {"q0": -2, "q1": 1, "q2": 0, "q3": 0, "q4": 0, "q5": 0, "q6": 0, "flat": -1, "none": 0}
+    assert rows.select(rows.swap < 0).swap.tolist() == [-2, -1]
+    assert read(tmp_path, [asked()], [event()]).swap is None

@@ -24,6 +24,8 @@ from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
 from fedrank.files import Locked
 from fedrank.privacy import ledger
+from fedrank.privacy.population import RELEASES, Charge
+from tests.deploy.log_trial import LogTrial, spec_text
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 from tests.deploy.trial import Trial, check_equal, spec_of, write_data
 
@@ -189,6 +191,59 @@ def test_a_site_killed_at_every_write_is_charged_once_and_draws_one_noise(tmp_pa
         assert trial.paid("clinic-b") == 3, at
         at += 1
     assert at > 20
+
+
+@pytest.mark.long
+def test_a_site_killed_at_every_write_of_a_run_with_releases_charges_each_once(tmp_path, fate):
+    """Propensities, a round, quality and the gate: what left is one message each, and the decision is there."""
+    trial = LogTrial(tmp_path, spec_text(rounds=1, more="[privacy]\nrelease_noise = 0.05\n[gate]\n"))
+    requests = recorded(trial, "north")
+    folder = trial.folders["north"]
+    kinds = ("propensity", "round", "quality", "gate")
+    sent = [request for request in requests if wire.read_label(request).kind in kinds]
+    assert {wire.read_label(request).kind for request in sent} == set(kinds)
+    at, killed = 1, True
+    while killed:
+        fresh(folder)
+        found, killed = killed_at(fate, folder, requests, at)
+        for request in sent:
+            assert len(found[request]) == 1, (at, wire.read_label(request).kind)
+            assert wire.read_label(next(iter(found[request]))).kind in ("facts", "answers"), at
+        released = Charge.read_all(folder / "people" / trial.plan.digest[:32] / RELEASES)
+        assert sorted((one.key, one.times) for one in released) == [("gate", 1), ("propensity", 1), ("quality", 1)], at
+        assert trial.paid("north") == 1, at
+        [decision] = folder.glob("models/*/gate.json")
+        assert len(list(decision.parent.glob("model*.json"))) == 1, at
+        at += 1
+    print(f"{at - 2} kills")
+    assert at > 30
+
+
+@pytest.mark.long
+def test_a_coordinator_killed_at_every_write_of_a_run_with_releases_asks_for_each_once(tmp_path, fate):
+    trial = LogTrial(tmp_path, spec_text(rounds=1, more="[privacy]\nrelease_noise = 0.05\n[gate]\n"))
+    at, killed = 1, True
+    while killed:
+        killed = False
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        for folder in trial.folders.values():
+            fresh(folder)
+        with fate.from_now_on(at):
+            try:
+                trial.run()
+            except Killed:
+                killed = True
+        if killed:
+            assert trial.run() == "finished", at
+        for name, folder in trial.folders.items():
+            released = Charge.read_all(folder / "people" / trial.plan.digest[:32] / RELEASES)
+            assert sorted((one.key, one.times) for one in released) == [("gate", 1), ("propensity", 1), ("quality", 1)]
+            assert trial.paid(name) == 1, at
+        card = json.loads((trial.task.folder / "privacy.json").read_text())
+        assert len(card["deployment"]["releases"]) == 3
+        at += 1
+    print(f"{at - 2} kills")
+    assert at > 15
 
 
 class Mortal:

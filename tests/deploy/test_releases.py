@@ -321,6 +321,62 @@ def test_a_gate_needs_people_and_propensities(tmp_path):
         read_spec(tmp_path / "spec.toml")
 
 
+def test_a_model_other_than_the_one_that_the_gate_judged_is_refused(finished, tmp_path):
+    from dataclasses import replace
+
+    from fedrank.ranking.model import load_weights, save_model
+
+    model = load_weights(finished.task.folder)
+    save_model(replace(model, weights=-model.weights), tmp_path / "model.json")
+    card = (finished.task.folder / "privacy.json").read_bytes()
+    for path, refused in ((tmp_path, True), (finished.task.folder, False)):
+        parts = {"model": (path / "model.json").read_bytes(), "card": card, "receipt": b""}
+        with Site.open(finished.folders["north"]) as site:
+            site.answer(finished.hello())
+            answer = site.answer(wire.pack(wire.Label("result", finished.plan.run, 2), parts))
+        assert (b"is not the one on which the gate of this site decided" in answer) is refused
+
+
+def test_a_held_out_window_is_used_for_one_model(tmp_path, monkeypatch):
+    """It is the window of the data set, not the site's test share; the same model may be estimated there, too."""
+    from fedrank.data.held_out import HoldOut, begin_window, purpose_of, read_window, use_window
+    from fedrank.data.logs import load_log
+
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path, spec_text(more="[gate]\n"))
+    folder = trial.folders["north"] / "log"
+    log = load_log(folder)
+    held = np.asarray(log.user) % 4 == 0
+    np.save(folder / "held_out.npy", held.astype("|u1"))
+    facts = json.loads((folder / "facts.json").read_text())
+    facts["shapes"]["held_out"] = [len(log)]
+    (folder / "facts.json").write_text(json.dumps(facts))
+    begin_window(folder, HoldOut(None, 0.25, "00" * 16), int(log.time[-1]))
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        run = site._runs[trial.plan.run]
+        assert run.held_out.lists.queries == held.sum()
+        assert run.site_data.clients.data.queries == (~held).sum()
+        request = wire.pack(wire.Label("quality", trial.plan.run, 2), model_parts())
+        assert wire.read_label(site.answer(request)).kind == "facts"
+    [use] = read_window(folder).uses
+    assert use["purpose"] == purpose_of("0" * 64)
+    assert not use_window(folder, purpose_of("0" * 64))
+    with pytest.raises(ValueError, match="were used on"):
+        use_window(folder, purpose_of("1" * 64))
+
+
+def test_the_command_names_what_is_missing(tmp_path):
+    from fedrank.cli.deploy import _run_local
+
+    (tmp_path / "spec.toml").write_text(spec_text())
+    grid = read_spec(tmp_path / "spec.toml")
+    with pytest.raises(ValueError, match="--local 3 needs one --log per site, or none \\(got 2\\)"):
+        _run_local(grid, "trial", tmp_path, 3, True, [tmp_path, tmp_path])
+    with pytest.raises(ValueError, match="give the data set of each of 3 sites with --log FOLDER"):
+        _run_local(grid, "trial", tmp_path, 3, True, [])
+
+
 # All together under secure aggregation, with people dealt into rounds
 
 
@@ -347,6 +403,7 @@ class Killed(BaseException):
     """Ends the process at this point."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["propensity", "quality", "gate"])
 @pytest.mark.parametrize("where", [(Outbox, "put"), (Charging, "release"), (Charge, "write")])
 @pytest.mark.parametrize("after", [False, True])
@@ -446,3 +503,28 @@ def test_three_logs_on_one_machine(tmp_path, monkeypatch):
         assert (gate.parent / MODEL_FILES[json.loads(gate.read_text())["outcome"]]).exists()
         [ledger] = home.glob(f"people/*/{RELEASES}")
         assert {one.key: one.times for one in Charge.read_all(ledger)} == {"propensity": 1, "quality": 1, "gate": 1}
+
+
+@pytest.mark.long
+def test_a_restored_site_repeats_a_release_or_is_charged_for_both(tmp_path, monkeypatch):
+    import shutil
+
+    from fedrank.deploy.backup import backup, restore
+
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    folder, request = trial.folders["north"], wire.pack(wire.Label("propensity", trial.plan.run, 0), {})
+    shutil.copytree(folder / "log", tmp_path / "log")
+    with Site.open(folder) as site:
+        site.answer(trial.hello())
+        backup(folder, tmp_path / "before")
+        first = site.answer(request)
+        backup(folder, tmp_path / "after")
+    for which, times in (("after", 1), ("before", 2)):
+        shutil.rmtree(folder)
+        restore(tmp_path / which, folder)
+        shutil.copytree(tmp_path / "log", folder / "log")
+        with Site.open(folder) as site:
+            site.answer(trial.hello())
+            assert (site.answer(request) == first) is (times == 1)
+        assert charges(trial, "north") == {"propensity": times}

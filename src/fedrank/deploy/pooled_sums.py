@@ -59,8 +59,9 @@ class PooledSums:
             return None
         sums = self._ask(GATE, round, weights, model)
         if not sums:
-            why = "no site released its sums, so nothing is known: a trial decides"
-            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": [why]}
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
+            words = [f"no site released its sums, so nothing is known, and a trial decides ({why})"]
+            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": words}
         made = self._releases.decision(sums)
         silent = [site.name for site in self.plan.sites if site.name not in sums]
         words = [

@@ -100,11 +100,12 @@ class ReleasedSums(Contribution["UpdateRun"]):
         self.run.charging.release(key, self.run.releases.promises(self.release), times, first)
 
     def charge_once(self, request: CheckedRequest) -> None:
-        """Charge a stored message; one from before a restoration was charged when it was stored."""
+        """Charge a stored message under the key that it had when it was made: attempt 1 is that of a restored site."""
         sent = self.sent(request)
         assert sent is not None
-        if sent.attempt == request.attempt:
-            self.charge(request)
+        assert self.run.charging is not None
+        key, times = self._key if sent.attempt else (self.release.kind, 1)
+        self.run.charging.release(key, self.run.releases.promises(self.release), times)
 
     def compute(self, request: CheckedRequest) -> Computed:
         weights, found = np.empty(0), request.content
