@@ -58,6 +58,7 @@ UNSEEN = 0.1  # maximum share of new impressions without any logged exposure; ab
 MAX_SPREAD = 0.7  # maximum standard error of the logarithm of a usable propensity
 MIN_SHOWN = 3  # minimum number of times that the most common order of a query was shown
 KNOWN_SHARE = 0.5  # minimum share of searches with a known order of the engine
+TRUST_ERROR = 1.15  # factor on intervals under trust bias: its instrument is the same in all repeats; measured
 TYPICAL_RATE = 0.3  # click rate of a relevant document in the first position
 _AT_A_TIME = 20  # repeats
 _RIDGE = 1.0
@@ -319,9 +320,16 @@ def _rows(
         other: tuple[Reals, ...] = (logged, logged)
     else:
         other = _estimates(replaced, expected, slope, extra, multiples)
+    wider = TRUST_ERROR if bias == "trust" and repeated.found.how != GIVEN else 1.0
     return [
         EstimateRow(
-            name, bias, "clicks per list", float(logged[0]), float(b[0]), _interval(values), _interval(values - b)
+            name,
+            bias,
+            "clicks per list",
+            float(logged[0]),
+            float(b[0]),
+            _interval(values, wider),
+            _interval(values - b, wider),
         )
         for name, values, b in zip((IPS, DOUBLY_ROBUST), model, other, strict=True)
     ]
@@ -486,8 +494,8 @@ def _logged(counts: _Counts, multiples: Integers) -> Reals:
     return np.concatenate([[clicks.sum() / counts.searches.sum()], multiples @ clicks / (multiples @ counts.searches)])
 
 
-def _interval(values: Reals) -> Interval:
-    error = CERTAIN * float(np.std(values[1:], ddof=1))
+def _interval(values: Reals, wider: float = 1.0) -> Interval:
+    error = wider * CERTAIN * float(np.std(values[1:], ddof=1))
     return Interval(float(values[0]), float(values[0]) - error, float(values[0]) + error)
 
 
