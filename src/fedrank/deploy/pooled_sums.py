@@ -19,6 +19,7 @@ from fedrank.types import Weights
 from fedrank.wire import Label, Refused
 
 RELEASES = "releases.json"
+NEVER_PASSES = "with propensities of swaps, which determine position bias alone, the gate may veto but never pass"
 TRIES = 3  # requests of a sum to a site that was just started, at the end of a run
 
 
@@ -68,6 +69,8 @@ class PooledSums:
             *made.words,
             *(f"{name}: inconclusive, it released no sums ({self._why.get(name, '')})" for name in silent),
         ]
+        if self.plan.experiment.data.from_swaps:
+            words.append(NEVER_PASSES)
         outcome = "inconclusive" if silent and made.outcome == "pass" else made.outcome
         return {"outcome": outcome, "pooled": made.pooled.outcome, "words": words}
 
