@@ -1,6 +1,6 @@
 """Measure what three hospitals gain from learning together from their click logs, on logs with a known truth.
 
-    python -m benchmarks.organisations --out FOLDER [--seeds 10] [--check]     # resumes; about 10 CPU minutes
+    python -m benchmarks.organisations --out FOLDER [--seeds 10] [--check]     # resumes; about 4 CPU minutes
     python -m benchmarks.organisations --out FOLDER --quick
 
 Each seed generates three hospitals (`fedrank.engine.practice`) with different documents, page layouts and people, and
@@ -15,7 +15,7 @@ person is in one round; propensities are without noise).
 
 Worlds: "usual" has 8,640 searches of 250 people for each site; "small" a quarter of the searches; in "trust" people
 also click on top results that are not relevant. Settings were chosen on seeds 901 to 903 of "usual", by true relevance,
-so they cost no privacy: rates .01 to .3 and 20 to 300 rounds without noise, 100 settings with noise.
+so they cost no privacy: rates .01 to .3 and 20 to 300 rounds without noise, 260 settings with noise.
 
 Goals (world "usual"): deployed is at most .01 below pooled, at most .01 below alone at every site, and above alone in
 the mean, each at the worse end of the interval.

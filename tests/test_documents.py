@@ -225,6 +225,7 @@ def test_every_key_of_a_spec_is_documented() -> None:
         "data": (hints["data"],),
         "clients": (hints["clients"],),
         "privacy": (hints["privacy"],),
+        "gate": (typing.get_args(hints["gate"])[0],),
         "Published": (typing.get_args(about["published"])[0],),
         "Claims": (typing.get_args(about["claims"])[0],),
         "Kind silo": (KINDS["silo"].spec,),
