@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -376,7 +376,8 @@ def test_a_cap_on_plans_in_a_year(tmp_path, monkeypatch):
         where = trial.folders["north"] / "outbox" / f"{number:032d}" / "releases"
         where.mkdir(parents=True)
         (where / "00000003-0000").touch()
-        os.utime(where / "00000003-0000", times=(time.time() - age * 86_400,) * 2)
+        at = (datetime.now(UTC) - timedelta(days=age)).timestamp()
+        os.utime(where / "00000003-0000", times=(at, at))
     request = wire.pack(wire.Label("gate", trial.plan.run, 2), model_parts(0.0))
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())

@@ -13,10 +13,10 @@ from fedrank.deploy.show import sum_view
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.spec.federated import FederatedExperiment
-from fedrank.privacy.guarantees import Guarantee, up
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.mechanisms import AtServer
 
-Charges = Mapping[str, Sequence[Guarantee]]  # of releases besides updates, by kind
+Charges = Mapping[str, Any]  # guarantees of releases besides updates, by kind
 
 NO_NOISE = "none"
 NO_DATA = "none needed: it does not depend on data"
