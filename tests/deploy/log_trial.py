@@ -118,6 +118,6 @@ class LogTrial(RealTrial):
         def hopeless() -> bool:
             if waits.exists() and json.loads(waits.read_text())["waiting"]:
                 since.append(time.monotonic())
-            return stop() or (bool(since) and since[-1] - since[0] > 15)
+            return stop() or (bool(since) and since[-1] - since[0] > 60)
 
         return super().run(between, hopeless, patience)

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedrank import wire
+from fedrank.deploy import coordinate, protocol
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import Outbox
-from fedrank.deploy.releases import QUALITY, release_of, releases_of
+from fedrank.deploy.pooled_sums import NEVER_PASSES, PooledSums
+from fedrank.deploy.releases import QUALITY, release_charges, release_of, releases_of
+from fedrank.deploy.run_card import against_colluders
 from fedrank.deploy.settings import plan_prices, read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
-from fedrank.deploy.site_releases import MODEL_FILES
-from fedrank.experiments.runner.releases import BOUND, PersonRelease, person_quality, quality_of
+from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gates_in_a_year
+from fedrank.experiments.runner.privacy import noise_needed, planned
+from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.guarantees import cost_together
 from fedrank.privacy.population import RELEASES, Account, Charge
-from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text, write_log
+from fedrank.ranking.gate import CLAIM, PersonSums, decide
+from fedrank.ranking.propensity import NotIdentifiable
+from tests.deploy.log_trial import EXAMINED, PERSON, SUM, LogTrial, spec_text, write_log
 
 QUIET = "[privacy]\nrelease_noise = 0.05\n"  # so little noise that the sums can be compared with the data
 
@@ -259,6 +270,14 @@ def test_a_round_before_the_propensities_is_refused(tmp_path, monkeypatch):
         assert b"has not received the propensities" in site.answer(request)
 
 
+def test_other_swaps_or_people_are_other_data(tmp_path):
+    from fedrank.deploy.data_sources import load_share
+
+    share = load_share(read_site(LogTrial(tmp_path).folders["north"]).data)
+    changed = [{}, {"swap": -share.swap}, {"test_whose": share.test_whose[::-1]}]
+    assert len({replace(share, **one).facts().digest for one in changed}) == 3
+
+
 def test_a_log_without_swaps_is_named_before_the_run(tmp_path):
     from fedrank.deploy.data_sources import load_share
 
@@ -281,7 +300,63 @@ def test_other_propensities_are_refused_in_a_started_run(finished, monkeypatch):
             assert words in site.answer(wire.pack(wire.Label("propensities", finished.plan.run, 0), content))
 
 
+def test_sums_under_the_own_name_are_those_that_were_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    counts = [float(600 * EXAMINED[(place + 1) // 2]) for place in range(18)]
+
+    def given(sums):
+        content = {"sums": json.dumps({"north": sums, "east": counts}).encode()}
+        return site.answer(wire.pack(wire.Label("propensities", trial.plan.run, 0), content))
+
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        assert FORGED.encode() in given(counts)
+        sent = site.answer(wire.pack(wire.Label("propensity", trial.plan.run, 0), {}))
+        own = protocol.read_facts(sent, wire.read_label(sent))["sums"]
+        assert FORGED.encode() in given(counts)
+        assert wire.read_label(given(own)).kind == "facts"
+
+
 # The gate
+
+
+def test_the_error_of_released_propensities_is_part_of_the_gate(finished):
+    with Site.open(finished.folders["north"]) as site:
+        site.answer(finished.hello())
+        by, trust = site._runs[finished.plan.run].biases
+    assert trust is None
+    assert by.low[1] < by.slope[1] < by.high[1]
+    releases = releases_of(finished.plan)
+    one = np.array([30.0, 10.0, 5.0, 4.0, 0.0, 0.0])  # of 60 people, with an error of propensities
+    read = [PersonSums.read(one, releases.known("gate").deviation, comparisons=1)] * 3
+    total = PersonSums.pooled(read, shared=True)
+    expected = decide(total.sums[0], total.squares, total.count, total.sigma, 0.0, 0.05 / 4)
+    assert releases.decision({name: one.tolist() for name in finished.names}).pooled == expected
+
+
+def test_a_veto_of_another_site_counts_here(finished):
+    """The newest result replaces the files of an earlier one."""
+    model = (finished.task.folder / "model.json").read_bytes()
+    card = (finished.task.folder / "privacy.json").read_text()
+    [path] = finished.folders["north"].glob("models/*/gate.json")
+    before = path.read_bytes()
+    vetoed = json.loads(card)
+    vetoed["deployment"]["gate"] |= {"outcome": "veto", "pooled": "pass"}
+    for content, outcome in ((json.dumps(vetoed), "veto"), (card, json.loads(before)["outcome"])):
+        parts = {"model": model, "card": content.encode(), "receipt": b""}
+        with Site.open(finished.folders["north"]) as site:
+            site.answer(finished.hello())
+            answer = site.answer(wire.pack(wire.Label("result", finished.plan.run, 2), parts))
+        assert wire.read_label(answer).kind == "facts"
+        assert json.loads(path.read_text())["outcome"] == outcome
+        assert [one.name for one in path.parent.glob("model*.json")] == [MODEL_FILES[outcome]]
+
+
+def test_the_card_says_what_the_gate_claims(finished):
+    words = card_of(finished)["deployment"]["gate"]["words"]
+    assert NEVER_PASSES in words
+    assert CLAIM in words[0]
 
 
 def test_each_site_writes_its_decision_beside_the_model(finished):
@@ -293,20 +368,24 @@ def test_each_site_writes_its_decision_beside_the_model(finished):
         assert found["all sites"] == card_of(finished)["deployment"]["gate"]
 
 
-def test_a_cap_on_plans_in_a_year(tmp_path, finished, monkeypatch):
-    from datetime import UTC, datetime, timedelta
-
+def test_a_cap_on_plans_in_a_year(tmp_path, monkeypatch):
+    """Every plan with released sums counts, also without a result, and a charge without its message, too."""
     monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
     trial = LogTrial(tmp_path, spec_text(propensities='"own"', more="[gate]\n"))
-    for number, age in enumerate((1, 30, 300, 364, 400)):
-        where = trial.folders["north"] / "models" / f"{number:016d}"
+    for number, age in enumerate((1, 30, 364, 400)):
+        where = trial.folders["north"] / "outbox" / f"{number:032d}" / "releases"
         where.mkdir(parents=True)
-        at = (datetime.now(UTC) - timedelta(days=age)).isoformat()
-        (where / "gate.json").write_text(json.dumps({"at": at}))
+        (where / "00000003-0000").touch()
+        at = (datetime.now(UTC) - timedelta(days=age)).timestamp()
+        os.utime(where / "00000003-0000", times=(at, at))
     request = wire.pack(wire.Label("gate", trial.plan.run, 2), model_parts(0.0))
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())
-        assert b"decided on 4 plans in the last year, and policy.plans_per_year = 4" in site.answer(request)
+        run = site._runs[trial.plan.run]
+        assert gates_in_a_year(run) == 3
+        promises = run.releases.promises(run.releases.find("gate"))
+        assert run.charging.population.release("f" * 32, "gate", promises, 1, lambda: None) is None
+        assert b"was used for 4 plans in the last year, and policy.plans_per_year = 4" in site.answer(request)
 
 
 def test_a_plan_that_divides_the_error_rate_by_too_few_is_refused(tmp_path):
@@ -359,6 +438,8 @@ def test_a_held_out_window_is_used_for_one_model(tmp_path, monkeypatch):
         assert run.site_data.clients.data.queries == (~held).sum()
         request = wire.pack(wire.Label("quality", trial.plan.run, 2), model_parts())
         assert wire.read_label(site.answer(request)).kind == "facts"
+        other = wire.pack(wire.Label("gate", trial.plan.run, 2), model_parts() | {"model": b"1" * 64})
+        assert USED.encode() in site.answer(other)
     [use] = read_window(folder).uses
     assert use["purpose"] == purpose_of("0" * 64)
     assert not use_window(folder, purpose_of("0" * 64))
@@ -466,6 +547,91 @@ def test_a_lost_message_is_not_drawn_again(tmp_path, monkeypatch):
     assert charges(trial, "north") == {"propensity": 1}
 
 
+# A printed ε must hold
+
+
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory):
+    """A plan with secure aggregation and all releases; it is not run."""
+    more = "[privacy]\nrelease_noise = 1.0\n[gate]\n"  # releases cost more than rounds
+    return LogTrial(tmp_path_factory.mktemp("summed"), spec_text(mechanism=SUM, more=more))
+
+
+def test_colluders_pay_for_releases_too(summed):
+    """A site that colludes with the coordinator weakens the noise of rounds; releases cost the same and still count."""
+    plan, kinds = summed.plan, release_charges(summed.plan, ["ndcg@10"])
+    card = coordinate.card_of(plan.experiment, plan, 2, kinds)
+    [server, one, two] = [row["epsilon"] for row in against_colluders(card, plan, kinds)]
+    rounds, *_ = [row["epsilon"] for row in against_colluders(coordinate.card_of(plan.experiment, plan, 2), plan, {})]
+    assert server == card.promises[0].epsilon > rounds
+    assert server <= one < two
+
+
+def test_sums_that_did_not_arrive_are_priced(summed, tmp_path):
+    handshake = SimpleNamespace(calls=SimpleNamespace(plan=summed.plan), noised={"north": ["ndcg@10"]})
+    pooled = PooledSums(tmp_path, handshake)
+    assert pooled.requested == ["propensity", "quality", "gate"]
+    card = coordinate.card_of(summed.plan.experiment, summed.plan, 2, pooled.requested)
+    assert card.promises[0].epsilon == pytest.approx(plan_prices(summed.plan, 1e-5, ["ndcg@10"])[0].total)
+    handshake.noised = {}
+    assert pooled.requested == ["propensity", "gate"]
+
+
+def test_the_price_is_that_of_the_numbers_that_leave(summed):
+    release = release_of(summed.plan, "gate")
+    with pytest.raises(ValueError, match="people must add 6 numbers each to 'gate'"):
+        release.sums(np.zeros((2, release.numbers + 1)))
+
+
+def test_the_price_of_a_spec_includes_releases(summed):
+    experiment = summed.grid.base
+    [price, *_] = planned(experiment)
+    assert price.total == pytest.approx(plan_prices(summed.plan, 1e-5, ["ndcg@10"])[0].total)
+    noises = noise_needed(experiment, [0.5, 20.0])
+    assert all(each[0] == math.inf for each in noises.values())  # releases alone cost more
+    enough = max(each[1] for each in noises.values())
+    stronger = replace(experiment, mechanism=replace(experiment.mechanism, noise=enough))
+    assert max(one.total for one in planned(stronger)) <= 20.0
+
+
+def test_a_person_at_two_sites_pays_for_both_releases(tmp_path):
+    (tmp_path / "spec.toml").write_text(spec_text(mechanism=PERSON + "sites = 2\n"))
+    [twice], [once] = (
+        PersonReleases(read_spec(path).base, 3).charges.values()
+        for path in (tmp_path / "spec.toml", _written(tmp_path / "one.toml", spec_text()))
+    )
+    assert twice[0].epsilon(1, 1e-5) == pytest.approx(once[0].epsilon(2, 1e-5), rel=1e-3)
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["propensity", "gate"])
+def test_reasons_of_a_refusal_have_no_counts(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path, spec_text(propensities='"swaps"' if kind == "propensity" else '"own"', more="[gate]\n"))
+    folder = trial.folders["north"]
+    if kind == "propensity":  # no pair was swapped
+        np.save(folder / "log" / "swap.npy", np.abs(np.load(folder / "log" / "swap.npy")))
+
+    def unknown(*_):
+        raise NotIdentifiable("1,400 drawn pairs are too few", "log more")
+
+    monkeypatch.setattr("fedrank.experiments.runner.releases.positions_of_log", unknown)
+    with Site.open(folder) as site:
+        site.answer(trial.hello())
+        request = wire.pack(
+            wire.Label(kind, trial.plan.run, 2 if kind == "gate" else 0), model_parts() if kind == "gate" else {}
+        )
+        answer = site.answer(request)
+    assert (NO_SWAPS if kind == "propensity" else NO_BIASES).encode() in answer
+    assert b"drawn pairs" not in answer
+    assert "drawn pairs" in (folder / "site.log").read_text()
+    assert charges(trial, "north") == {}
+
+
 def test_no_release_where_the_site_is_the_unit(tmp_path):
     trial = LogTrial(
         tmp_path,
@@ -527,4 +693,31 @@ def test_a_restored_site_repeats_a_release_or_is_charged_for_both(tmp_path, monk
         with Site.open(folder) as site:
             site.answer(trial.hello())
             assert (site.answer(request) == first) is (times == 1)
-        assert charges(trial, "north") == {"propensity": times}
+        made = charges(trial, "north")
+        assert sum(made.values()) == times
+        assert ("propensity" in made) is (times == 1)
+
+
+@pytest.mark.long
+def test_a_restored_site_with_its_ledger_is_charged_for_new_noise(tmp_path, monkeypatch):
+    """The ledger has the earlier charge, but the message is lost, so another one is drawn."""
+    import shutil
+
+    from fedrank.deploy.backup import backup, restore
+
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    folder, request = trial.folders["north"], wire.pack(wire.Label("propensity", trial.plan.run, 0), {})
+    backup(folder, tmp_path / "before")
+    with Site.open(folder) as site:
+        site.answer(trial.hello())
+        site.answer(request)
+    shutil.rmtree(folder / "outbox")
+    (folder / "journal.log").unlink()
+    restore(tmp_path / "before", folder)
+    with Site.open(folder) as site:
+        site.answer(trial.hello())
+        assert len({site.answer(request) for _ in range(2)}) == 1
+    made = charges(trial, "north")
+    assert made.pop("propensity") == 1
+    assert list(made.values()) == [2]

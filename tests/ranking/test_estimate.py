@@ -230,6 +230,14 @@ def test_doubly_robust_helps_where_weights_are_cut(monkeypatch):
     assert robust < 0.75 * ips
 
 
+def test_a_swap_counts_positions_from_the_first_page():
+    """On the second page, positions 11 and 12 were swapped, then 1 and 2, then 13 and 14 of two pages."""
+    lists = np.tile(np.arange(3), (3, 1))
+    shown = ShownResults.of_lists(lists, np.zeros_like(lists), np.array([10, 10, 10]), np.zeros(3, int))
+    found = engine_order(shown, swap=np.array([-11, -1, -13])).position
+    assert found.reshape(3, 3).tolist() == [[11, 10, 12], [10, 11, 12], [10, 11, 12]]
+
+
 def test_the_engines_order_by_hand():
     # Query 0 has documents 0 and 1, shown 0-1 three times and 1-0 once; query 1 has 2 and 3, each order once.
     lists = np.array([[0, 1], [1, 0], [0, 1], [0, 1], [2, 3], [3, 2]])

@@ -28,6 +28,7 @@ from fedrank.cli.shared import (
     results_name,
     unlearner,
 )
+from fedrank.value_checks import at_least, at_most
 
 if TYPE_CHECKING:
     from fedrank.deploy.data_sources import SiteSplit
@@ -549,9 +550,7 @@ class RunOptions:
     """Further options of `deploy run`."""
 
     readmit: list[str] | None = None  # site to ask again after its exclusion from the run; may be repeated
-    patience: Annotated[float, at_least(1), at_most(MAX_WAIT)] = (
-        86_400  # seconds to wait for a site per round, in a folder
-    )
+    patience: Annotated[float, at_least(1), at_most(MAX_WAIT)] = 86_400  # seconds to wait for a site, in a folder
 
 
 @deploy_app.command(

@@ -58,8 +58,8 @@ class SearchLog:
     )
     dwell: NDArray[np.float32] | None = None  # [entries, longest]: dwell time in seconds; NaN if unknown
     scores: NDArray[np.float32] | None = None  # [entries, longest]: sampling scores; see `drawn`
-    # [entries]: upper position, from 1, of the adjacent pair that was drawn for a random swap with probability 1/2;
-    # negative: it was swapped; 0: none was drawn
+    # [entries]: upper position, from 1 on the first page, of the adjacent pair that was drawn for a random swap with
+    # probability 1/2; negative: it was swapped; 0: none was drawn
     swap: NDArray[np.int16] | None = None
     held_out: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [entries]: not for training
 

@@ -104,12 +104,14 @@ class Coordination:
     departure: Departure | None = None
     received: ReceivedAnswers | None = None  # None in a trial, whose people are simulated
 
-    def issue(self, card: Card, data: str, gate: Mapping[str, Any] | None = None) -> None:
+    def issue(
+        self, card: Card, data: str, gate: Mapping[str, Any] | None = None, releases: Collection[str] = ()
+    ) -> None:
         """Write the model card. Sites receive it with the model, before the run counts as finished."""
         if self.received is None:
             issued(card, self.writer.folder, data).write(self.writer.folder)
             return
-        card = with_what_left(card, self.plan, self.received, gate)
+        card = with_what_left(card, self.plan, self.received, gate, releases)
         whose, by = data_of(self.plan, self.received, data), f"the coordinator of {self.plan.federation}"
         issued(card, self.writer.folder, whose, by=by).write(self.writer.folder)
 
@@ -257,7 +259,8 @@ def _finish(
     gate = pooled.gate(weights, state.round, model)
     # Write and send everything before the run counts as finished: a run that stops here continues.
     evaluated = "" if folder.experiment.data.at_sites else folder.fold.name
-    run.issue(card_of(folder.experiment, plan, run.books.charged(state.round), pooled.released), evaluated, gate)
+    priced = card_of(folder.experiment, plan, run.books.charged(state.round), pooled.requested)
+    run.issue(priced, evaluated, gate, pooled.requested)
     if departure is not None:
         departure.write_receipt(writer.folder, plan, state, plan.searches)
     why = run.give_result(state.round, hub.handshake)
@@ -285,14 +288,14 @@ def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: Sim
     return None if experiment.start is None else load_weights(experiment.start).weights
 
 
-def card_of(experiment: FederatedExperiment, plan: Plan, charged: int, released: Collection[str] = ()) -> Card:
-    """The privacy card of a model that sites trained, with the cost of the sums that they released.
+def card_of(experiment: FederatedExperiment, plan: Plan, charged: int, releases: Collection[str] = ()) -> Card:
+    """The privacy card of a model that sites trained, with the cost of the sums that were requested from them.
 
     It is that of a deployment, unless the sites are simulated.
     """
     often, delta = min(1, charged) if plan.federated.dealt else charged, experiment.privacy.delta
     rows = Price.of_each(experiment.guarantees(plan.features), often, charged, delta)
-    charges = [promises for kind, promises in release_charges(plan, experiment.measures).items() if kind in released]
+    charges = [promises for kind, promises in release_charges(plan, experiment.measures).items() if kind in releases]
     rows = [one.with_releases(charges) for one in rows]
     return deployed(card(experiment, rows, often, charged, plan.simulated), plan)
 

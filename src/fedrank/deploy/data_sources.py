@@ -64,7 +64,7 @@ class SiteSplit:
         default_factory=lambda: np.empty(0, np.int64)
     )  # [queries of train]: index of the person
     test_whose: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # the same for `test`
-    swaps: bool = False  # whether random swaps of results were logged
+    swap: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))  # of all lists, if logged
 
     @property
     def people(self) -> int:
@@ -216,7 +216,7 @@ def differences(share: SiteSplit, plan: Plan) -> list[str]:
                 f"people: the held-out lists of this site are of {held_out:,}, but the plan allows at most "
                 f"{plan.experiment.clients.people:,} (clients.people); use a larger number in the plan (it is public)"
             )
-        if releases is not None and releases.find(PROPENSITY) is not None and not share.swaps:
+        if releases is not None and releases.find(PROPENSITY) is not None and not len(share.swap):
             found.append(f"data.propensities: {releases.what_to_log('none is logged in the data of this site')}")
         if release_of(plan, GATE) is not None and (share.test is None or not len(share.test.position)):
             found.append(
@@ -333,7 +333,10 @@ def _from_log(data: SiteData) -> SiteSplit:
     ]
     people = [_renumbered(one.who.astype(np.int64)) for one in parts if data.person is not None]
     whose, test_whose = [*people, np.empty(0, np.int64), np.empty(0, np.int64)][:2]
-    return SiteSplit(parts[0], parts[1] if len(parts) > 1 else None, whose, test_whose, log.swap is not None)
+    test, swap = parts[1] if len(parts) > 1 else None, np.empty(0, np.int16)
+    if log.swap is not None:
+        swap = np.asarray(log.swap)[np.concatenate([one.query_ids.astype(np.int64) for one in parts])]
+    return SiteSplit(parts[0], test, whose, test_whose, swap)
 
 
 def _kept(queries: int, data: SiteData) -> int:
@@ -391,7 +394,8 @@ def _digest(share: SiteSplit) -> str:
                 made.update(f"{array.dtype.str} {array.shape}\n".encode())
                 for block in _blocks(array):
                     made.update(block)
-    made.update(share.whose.tobytes())
+    for array in (share.whose, share.test_whose, share.swap):
+        made.update(array.tobytes())
     return made.hexdigest()
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.handshake import Handshake
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of, releases_of
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_charges, release_of, releases_of
 from fedrank.files import parse_json, write_atomic
 from fedrank.types import Weights
 from fedrank.wire import Label, Refused
 
 RELEASES = "releases.json"
+NEVER_PASSES = "with propensities of swaps, which determine position bias alone, the gate may veto but never pass"
 TRIES = 3  # requests of a sum to a site that was just started, at the end of a run
 
 
@@ -68,6 +69,8 @@ class PooledSums:
             *made.words,
             *(f"{name}: inconclusive, it released no sums ({self._why.get(name, '')})" for name in silent),
         ]
+        if self.plan.experiment.data.from_swaps:
+            words.append(NEVER_PASSES)
         outcome = "inconclusive" if silent and made.outcome == "pass" else made.outcome
         return {"outcome": outcome, "pooled": made.pooled.outcome, "words": words}
 
@@ -76,9 +79,10 @@ class PooledSums:
         return releases_of(self.plan)
 
     @property
-    def released(self) -> list[str]:
-        """The kinds of sums that any site released."""
-        return [kind for kind, sums in self._sums.items() if sums]
+    def requested(self) -> list[str]:
+        """The kinds of sums that sites were asked for; one that did not arrive may have left a site."""
+        kinds = release_charges(self.plan, self.plan.experiment.measures)
+        return [kind for kind in kinds if kind != QUALITY or self.handshake.noised or self._sums[kind]]
 
     def _ask(
         self, kind: str, round: int, weights: Weights | None = None, model: Path | None = None

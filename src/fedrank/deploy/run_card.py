@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedrank.deploy.plan import Plan
@@ -15,6 +15,8 @@ from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.mechanisms import AtServer
+
+Charges = Mapping[str, Any]  # guarantees of releases besides updates, by kind
 
 NO_NOISE = "none"
 NO_DATA = "none needed: it does not depend on data"
@@ -58,11 +60,22 @@ MEASURED = (
 COLLUDERS = ("coordinator", "coordinator and one site", "coordinator and two sites, or two sites alone")
 
 
-def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers, gate: Mapping[str, Any] | None = None) -> Card:
-    """A card that also lists everything that left the sites, their data, the ε against colluders, and the gate."""
+def with_what_left(
+    card: Card,
+    plan: Plan,
+    received: ReceivedAnswers,
+    gate: Mapping[str, Any] | None = None,
+    releases: Collection[str] = (),
+) -> Card:
+    """A card that also lists everything that left the sites, their data, the ε against colluders, and the gate.
+
+    `releases` are the kinds of sums over people that were requested. All are priced: a site may have released a sum
+    that did not arrive.
+    """
     totals = received.totals()
     left = what_left(totals, card, plan)
-    collusion = against_colluders(card, plan)
+    charges = {kind: promises for kind, promises in _charges(plan).items() if kind in releases}
+    collusion = against_colluders(card, plan, charges)
     measuring = [one.site for one in totals if (one.request, one.answer) == ("measure", "facts")]
     not_covered = [*card.not_covered, RECORDED]
     if measuring:
@@ -74,7 +87,7 @@ def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers, gate: Mapp
         "coordinator": "stores the run folder, with sites.csv and received.csv, until it is deleted",
         "left": left,
         "collusion": collusion,
-        "releases": (released := _released(plan, totals, card.delta)),
+        "releases": (released := _released(charges, card.delta)),
         **({} if gate is None else {"gate": dict(gate)}),
     }
     about = [about_left(left), *about_collusion(collusion, plan), *_about_released(released)]
@@ -84,13 +97,16 @@ def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers, gate: Mapp
     return replace(card, deployment=deployment, not_covered=tuple(not_covered), summary=summary)
 
 
-def _released(plan: Plan, totals: Sequence[Total], delta: float) -> list[dict[str, Any]]:
+def _charges(plan: Plan) -> Charges:
+    """The cost of every sum over people that a site may release besides updates."""
+    return release_charges(plan, plan.question.measures)
+
+
+def _released(charges: Charges, delta: float) -> list[dict[str, Any]]:
     """The sums over people that sites released besides updates, each with its ε."""
-    kinds = {one.request for one in totals if one.answer == "facts"}
     return [
         {"what": kind, "about": WORDS[kind], "epsilon": max(one.epsilon(1, delta) for one in promises)}
-        for kind, promises in release_charges(plan, plan.question.measures).items()
-        if kind in kinds
+        for kind, promises in charges.items()
     ]
 
 
@@ -126,11 +142,11 @@ def data_of(plan: Plan, received: ReceivedAnswers, evaluated: str) -> str:
     )
 
 
-def against_colluders(card: Card, plan: Plan) -> list[dict[str, Any]]:
+def against_colluders(card: Card, plan: Plan, charges: Charges) -> list[dict[str, Any]]:
     """The ε against the coordinator alone, with one site, and with two sites; None: no privacy guarantee."""
     found = []
     for colluders, against in enumerate(COLLUDERS[: len(plan.sites)]):
-        cost, because = _colluding(card, plan, colluders)
+        cost, because = _colluding(card, plan, colluders, charges)
         found.append({"against": against, "epsilon": cost, "delta": card.delta, "because": because})
     return found
 
@@ -184,7 +200,7 @@ def _noise(card: Card, plan: Plan) -> str:
     return f"{name}, {mechanism.noise:g}{clip}, {shared}"
 
 
-def _colluding(card: Card, plan: Plan, colluders: int) -> tuple[float | None, str]:
+def _colluding(card: Card, plan: Plan, colluders: int, charges: Charges) -> tuple[float | None, str]:
     """The ε if this many sites collude with the coordinator, and why."""
     server = next((row for row in card.promises if row.against == "server"), None)
     if server is None or server.epsilon is None:
@@ -211,7 +227,9 @@ def _colluding(card: Card, plan: Plan, colluders: int) -> tuple[float | None, st
         [row] = Price.of_each(guarantees[:1], server.times, server.times, server.delta)
     except ValueError:
         return None, f"{because}, which is too little for a guarantee"
-    return asdict(row.paid)["epsilon"], because
+    # Each site adds all of its noise to the sums that it releases besides updates.
+    cost = row.with_releases(charges.values()).paid.epsilon
+    return None if cost is None else max(cost, server.epsilon), because
 
 
 def _described(described: Mapping[str, Mapping[str, Any]], site: str) -> dict[str, Any]:

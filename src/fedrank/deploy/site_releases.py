@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from abc import abstractmethod
 from dataclasses import asdict
@@ -21,10 +22,10 @@ from numpy.typing import NDArray
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark
-from fedrank.deploy.outbox import Outbox, Sent
+from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of
-from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, SiteHome, digest_of
+from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, digest_of
 from fedrank.experiments.runner.folder import Card
 from fedrank.files import parse_json, write_atomic
 from fedrank.ranking.model import load_weights
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 RELEASES, PROPENSITIES, GATE_FILE = "releases", "propensities.json", "gate.json"
 NUMBERS = {PROPENSITY: 1, QUALITY: 2, GATE: 3}  # in the outbox of releases
 USED = "the held-out lists of this site were used for another model, and a window is used once; build a new data set"
+NO_SWAPS = "swaps are not logged in lists of this site, or were not drawn with probability 1/2; its log says more"
+NO_BIASES = (
+    "the gate: this site cannot estimate propensities from its clicks, or not from enough positions; see its log"
+)
+FORGED = "the propensities have sums under the name of this site that it did not send"
 WAITING = "this site has not received the propensities of this run yet"
 YEAR = timedelta(days=365)
 # By the decision of the gate: the name of the model's file at a site.
@@ -69,8 +75,8 @@ class ReleasedSums(Contribution["UpdateRun"]):
         _, found = wire.unpack(content, Label(kind, label.run, label.round), {} if kind == PROPENSITY else parts)
         if not re.fullmatch(b"[0-9a-f]{64}", found.get("model", b"0" * 64)):
             raise Refused("its digest of the model is not valid")
-        name = f"the sum of kind {kind!r}"
-        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, content=found)
+        name, attempt = f"the sum of kind {kind!r}", 0 if self._key[0] == kind else 1
+        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, attempt, found)
 
     def sent(self, request: CheckedRequest) -> Sent | None:
         return self.outbox.get(request.number)
@@ -81,17 +87,25 @@ class ReleasedSums(Contribution["UpdateRun"]):
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
         """Refuse to draw new noise for a sum that has been charged and may have left."""
         assert self.run.charging is not None
-        if self._restored is None and self.run.charging.released(self.release.kind):
+        mark, plan = RestoreMark.read(self.run.site.folder), self.run.plan
+        if mark is not None and (why := mark.objection(plan.run.hex(), plan.last_number + 1)) is not None:
+            raise Refused(why)
+        if self.run.charging.released(self._key[0]):
             raise Refused(f"{request.name} has been charged, but the message is lost; restore the outbox from a backup")
 
     def charge(self, request: CheckedRequest, first: Any = lambda: None) -> None:
-        """Charge it once; twice at a restored site, which may have released it before."""
+        """Charge it once; after each restoration twice more, because it may have been released before."""
         assert self.run.charging is not None
-        release, times = self.release, 1 if self._restored is None else 2
-        self.run.charging.release(release.kind, self.run.releases.promises(release), times, first)
+        key, times = self._key
+        self.run.charging.release(key, self.run.releases.promises(self.release), times, first)
 
     def charge_once(self, request: CheckedRequest) -> None:
-        self.charge(request)
+        """Charge a stored message under the key that it had when it was made: attempt 1 is that of a restored site."""
+        sent = self.sent(request)
+        assert sent is not None
+        assert self.run.charging is not None
+        key, times = self._key if sent.attempt else (self.release.kind, 1)
+        self.run.charging.release(key, self.run.releases.promises(self.release), times)
 
     def compute(self, request: CheckedRequest) -> Computed:
         weights, found = np.empty(0), request.content
@@ -107,8 +121,10 @@ class ReleasedSums(Contribution["UpdateRun"]):
         return Computed(answer, np.array(sums).astype("<f8").tobytes())
 
     @property
-    def _restored(self) -> RestoreMark | None:
-        return RestoreMark.read(self.run.site.folder)
+    def _key(self) -> tuple[str, int]:
+        """The key under which it is charged, and how often: a restored site has lost charges and messages."""
+        [kind], mark = self.kinds, RestoreMark.read(self.run.site.folder)
+        return (kind, 1) if mark is None else (f"{kind}@{mark.at}", 2)
 
 
 class PropensitySums(ReleasedSums):
@@ -121,8 +137,9 @@ class PropensitySums(ReleasedSums):
         run = self.run
         try:
             return run.releases.swap_values(run.log, run.site_data.clients.data, run.site_data.whose)
-        except ValueError as problem:  # it says what to log
-            raise Refused(str(problem)) from None
+        except ValueError as problem:  # it has counts without noise
+            run.site.log(str(problem))
+            raise Refused(NO_SWAPS) from None
 
 
 class QualitySums(ReleasedSums):
@@ -143,11 +160,11 @@ class GateSums(ReleasedSums):
 
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
         super().check_new(request, before)
-        made, most = decided_in_a_year(self.run.site, self.run.plan), self.run.site.settings.policy.plans_per_year
+        made, most = gates_in_a_year(self.run), self.run.site.settings.policy.plans_per_year
         if made >= most:
             raise Refused(
-                f"the gate of this site decided on {made} plans in the last year, and policy.plans_per_year = {most}: "
-                "more decisions would exceed the error rate of a year; wait, or decide by a trial"
+                f"the gate of this site was used for {made} plans in the last year, and policy.plans_per_year = "
+                f"{most}: more decisions would exceed the error rate of a year; wait, or decide by a trial"
             )
 
     def values(self, weights: Weights) -> NDArray[np.float64]:
@@ -168,7 +185,10 @@ class ReceivedPropensities(Handler["UpdateRun"]):
         path = run.site.models(run.plan) / PROPENSITIES
         if path.exists() and path.read_bytes() != found["sums"]:
             raise Refused("this site has received other propensities of this run, and it uses one set in all rounds")
-        read_sums(found["sums"], run.plan)
+        sums, name = read_sums(found["sums"], run.plan), run.site.settings.name
+        own = PropensitySums(run).outbox.get(NUMBERS[PROPENSITY])
+        if name in sums and (own is None or np.array(sums[name], "<f8").tobytes() != own.values):
+            raise Refused(FORGED)
         write_atomic(path, found["sums"], private=True)
         run.use_propensities()
         return self.reply("facts", label, facts=protocol.facts({"kept": True}))
@@ -198,33 +218,40 @@ def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> ND
         return run.releases.gate_values(run.held_out, weights, run.biases, against)
     except Refused:
         raise
-    except ValueError as problem:  # such as propensities that clicks do not determine
-        raise Refused(f"the gate: {problem}") from None
+    except ValueError as problem:  # such as propensities that clicks do not determine; it may have counts
+        run.site.log(str(problem))
+        raise Refused(NO_BIASES) from None
 
 
-def decided_in_a_year(site: SiteHome, plan: Plan) -> int:
-    """Other plans on which the gate of a site has decided in the last year."""
-    since, own = datetime.now(UTC) - YEAR, site.models(plan).name
-    files = [path for path in site.models(plan).parent.glob(f"*/{GATE_FILE}") if path.parent.name != own]
-    return sum(datetime.fromisoformat(parse_json(path.read_bytes())["at"]) > since for path in files)
+def gates_in_a_year(run: UpdateRun) -> int:
+    """Other plans for which a site released the sums of its gate in the last year, with or without a result."""
+    assert run.charging is not None
+    people, own = run.charging.population, run.plan.digest[:32]
+    stored = run.site.folder.glob(f"{OUTBOX}/*/{RELEASES}/{NUMBERS[GATE]:08d}-*")
+    at = {path.parent.parent.name: path.stat().st_mtime for path in stored}
+    for folder in people.folder.glob("*/"):  # a charge whose message is lost counts as one of this year
+        if any(key.partition("@")[0] == GATE for key in people.released(folder.name)):
+            at.setdefault(folder.name, math.inf)
+    since = (datetime.now(UTC) - YEAR).timestamp()
+    return sum(one > since for name, one in at.items() if name != own)
 
 
-def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
+def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes) -> str:
     """Decide what this site does with a received model, write it beside the model, and return the model's file name.
 
     What was released decides against doing nothing, here and at all sites; the comparison with the own model alone
-    stays here, because no noise covers that model.
+    stays here, because no noise covers that model. `asked` is the request for the gate of the received model.
     """
     sent = GateSums(run).outbox.get(NUMBERS[GATE])
     weights, parts = load_weights(folder / "model.json").weights, dict[str, Any]()
     if sent is not None:
-        if sent.call != _asked(run.plan, weights, folder / "model.json"):
+        if sent.call != asked:
             raise Refused("the received model is not the one on which the gate of this site decided")
         own = gate_values(run, weights, run.releases.alone(run.site_data.clients, run.site.seed)).sum(axis=0)
         parts["doing nothing"] = run.releases.site_decision(np.frombuffer(sent.values, "<f8"), noised=True)
         parts["the own model alone"] = run.releases.site_decision(own, noised=False)
     pooled = ((card.deployment or {}).get("gate") or {}) if card is not None else {}
-    outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("pooled", "inconclusive"))]
+    outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("outcome", "inconclusive"))]
     if sent is None:
         outcomes.append("inconclusive")
     outcome = "veto" if "veto" in outcomes else "pass" if set(outcomes) == {"pass"} else "inconclusive"
@@ -241,11 +268,13 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
         }[outcome],
     }
     write_atomic(folder / GATE_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
+    for other in set(MODEL_FILES.values()) - {MODEL_FILES[outcome]}:  # of an earlier result
+        (run.site.models(run.plan) / other).unlink(missing_ok=True)
     return MODEL_FILES[outcome]
 
 
-def _asked(plan: Plan, weights: Weights, model: Path) -> bytes:
+def request_of_gate(plan: Plan, model: Path) -> bytes:
     """The digest of the request by which the coordinator asked for the gate of a model after the last round."""
     digest = hashlib.sha256(model.read_bytes()).hexdigest().encode()
-    parts: dict[str, Any] = {"weights": weights[: plan.sent].astype(np.float32), "model": digest}
+    parts: dict[str, Any] = {"weights": load_weights(model).weights[: plan.sent].astype(np.float32), "model": digest}
     return digest_of(wire.pack(Label(GATE, plan.run, plan.rounds), parts))

@@ -35,6 +35,7 @@ from fedrank.deploy.site_releases import (
     QualitySums,
     ReceivedPropensities,
     read_sums,
+    request_of_gate,
     write_decision,
 )
 from fedrank.deploy.site_runtime import (
@@ -553,13 +554,14 @@ class UpdateRun(SiteRun):
     def complete(self, folder: Path) -> dict[str, str]:
         """Add the part of the model that this site does not share, and the decision of the gate."""
         model = folder / "model.json"
+        asked = request_of_gate(self.plan, model)  # as it was received
         if has_trait(self.task.local, "shared part") and not self.plan.simulated:
             found = load_weights(model)
             save_model(replace(found, weights=self.own_model(found.weights[: self.plan.sent])), model)
             os.chmod(model, 0o600)
         if release_of(self.plan, GATE) is None:
             return {}
-        return {"model.json": write_decision(self, folder, Card.read(folder)), GATE_FILE: GATE_FILE}
+        return {"model.json": write_decision(self, folder, Card.read(folder), asked), GATE_FILE: GATE_FILE}
 
     def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The model that this site ranks with: the shared part and its own."""

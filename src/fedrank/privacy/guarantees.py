@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,12 +89,25 @@ def cost_together(spent: Iterable[tuple[Guarantee, int]], delta: float) -> float
     return composed(events, delta * math.exp(-extra / 2)) + extra
 
 
-def noise_for(guarantee: Callable[[float], Guarantee], times: int, delta: float, target: float) -> float:
-    """The least noise, within 0.1 %, with a loss of at most ε = target after this many payments; inf if none has it."""
+def noise_for(
+    guarantee: Callable[[float], Guarantee],
+    times: int,
+    delta: float,
+    target: float,
+    others: Sequence[tuple[Guarantee, int]] = (),
+) -> float:
+    """The least noise, within 0.1 %, with a loss of at most ε = target after this many payments; inf if none has it.
+
+    `others` are paid in addition, with noise that does not change.
+    """
+    if others and cost_together(others, delta) > target:
+        return math.inf
 
     def enough(noise: float) -> bool:
         try:
-            return guarantee(noise).epsilon(times, delta) <= target
+            found = guarantee(noise)
+            cost = cost_together([(found, times), *others], delta) if others else found.epsilon(times, delta)
+            return cost <= target
         except ValueError:  # too little or too much noise for the grid
             return False
 

@@ -341,15 +341,18 @@ def engine_order(
     """The engine's order of the documents of every list, before it was randomised.
 
     It follows from the scores that lists were sampled with [results], or from the logged swaps [searches]: the upper
-    position from 1, negative if it was swapped, 0 if no pair was drawn. Without either, it is the most common order of
-    the same documents for a query: shown MIN_SHOWN times, and at least twice as often as any other.
+    position from 1 among all results, also on later pages, negative if it was swapped, 0 if no pair was drawn.
+    Without either, it is the most common order of the same documents for a query: shown MIN_SHOWN times, and at least
+    twice as often as any other.
     """
     if scores is not None:
         return EngineOrder(new_places(shown, scores), "sampling scores in the log")
     if swap is not None:
         upper = np.asarray(swap, np.int64)[shown.search]
         moves = np.where(shown.position == -upper - 1, 1, np.where(shown.position == -upper, -1, 0))
-        return EngineOrder(shown.position + np.where(upper < 0, moves, 0), "swaps in the log")
+        # Of a pair on two pages, one result is missing: ranks among the documents of the list.
+        before = shown.position + np.where(upper < 0, moves, 0)
+        return EngineOrder(new_places(shown, -before.astype(np.float64)), "swaps in the log")
     return EngineOrder(_most_common(shown), "most common order of each query")
 
 

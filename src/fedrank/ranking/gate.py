@@ -19,6 +19,10 @@ Each value has 1 + DIRECTIONS columns per bias: the difference in clicks, and ho
 whose error is often larger than that of the clicks. `width(comparisons, biases)` is the length of a person's vector.
 Propensities need intervals (`Propensities.low`, `high`): without them, they are taken as exact.
 
+The claim is about people and not about clicks: the mean over people of a person's difference, clipped to [-1, 1]. A few
+people who lose more than one click per list count as if they lost one, so a model can pass although all people together
+would click less. Only a trial shows that.
+
 The estimate may veto a model, and a pass allows its export; a trial decides on adoption.
 """
 
@@ -41,6 +45,7 @@ Ruling = Literal["adopt", "refuse", "undecided"]
 Outcome = Literal["pass", "veto", "inconclusive"]
 
 MIN_PEOPLE = 20  # per decision; below it, nothing is concluded
+CLAIM = "as a mean over people, with each person's difference clipped to ±1"
 DIRECTIONS = 3  # principal directions of the error of propensities
 _SCALE = 0.5  # of the count and the square in a person's vector; smaller needs less noise for the values
 SENSITIVITY = math.sqrt(1 + 2 * _SCALE**2)  # maximum L2 norm of a person's vector
@@ -292,9 +297,9 @@ def decide(
 ) -> GateDecision:
     """Decide whether a model is better than minus `margin` clicks per list, from noised sums [columns] over people.
 
-    A model whose true difference is at most minus the margin passes with probability at most `alpha`. Noise and the
-    error of propensities are part of the interval, which covers those of all biases. Without an estimate under trust
-    bias, nothing passes.
+    The difference is the mean over people of clipped differences (see above). If it is truly at most minus the margin,
+    the model passes with probability at most `alpha`. Noise and the error of propensities are part of the interval,
+    which covers those of all biases. Without an estimate under trust bias, nothing passes.
     """
     if margin < 0 or not 0 < alpha < 0.5:
         raise ValueError(f"margin must be at least 0 (got {margin}), alpha between 0 and 0.5 (got {alpha})")
@@ -314,7 +319,7 @@ def decide(
     by_propensities = np.maximum((changes**2).sum(axis=1) - DIRECTIONS * noise, 0.0)
     error = z * np.sqrt(spread / (count - 1) + by_propensities + noise * (1 + (mean / _SCALE) ** 2))
     found = Interval(float(mean.min()), float((mean - error).min()), float((mean + error).max()))
-    told = f"{found.value:+.4f} clicks per list ({found.low:+.4f} to {found.high:+.4f})"
+    told = f"{found.value:+.4f} clicks per list ({found.low:+.4f} to {found.high:+.4f}), {CLAIM}"
     if found.low > -margin and biases < 2:
         outcome: Outcome = "inconclusive"
         told += "; trust bias was not estimated, and with it the model may be worse"

@@ -17,6 +17,7 @@ from fedrank.data.logs import not_persons
 from fedrank.experiments.runner.data import clients_of, fold_without_data, load_fold
 from fedrank.experiments.runner.folder import Card, Paid, paid_for
 from fedrank.experiments.runner.recorded_charges import check_recorded
+from fedrank.experiments.runner.releases import PersonReleases
 from fedrank.experiments.runner.runs import Run, ledgers_of_run
 from fedrank.experiments.runner.writer import Stopped, Task
 from fedrank.experiments.spec.experiment import to_toml
@@ -125,9 +126,21 @@ def guarantees_of(experiment: FederatedExperiment, features: int | None = None) 
 
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
-    """Before the run: the cost of the client that participates most often, with probability 99.9 %."""
+    """Before the run: the cost of the client that participates most often, with probability 99.9 %.
+
+    If only sites have data, it includes the sums over people that they release besides updates.
+    """
     often, rounds = _most_often(experiment, experiment.rounds)
-    return Price.of_each(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
+    rows = Price.of_each(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
+    releases = _releases(experiment)
+    return [one.with_releases(releases) for one in rows]
+
+
+def _releases(experiment: FederatedExperiment) -> list[Sequence[Guarantee]]:
+    """The cost of each sum that sites release besides updates, if only they have data."""
+    if not experiment.data.at_sites:
+        return []
+    return list(PersonReleases(experiment, experiment.clients.count, tuple(experiment.measures)).charges.values())
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
@@ -199,7 +212,7 @@ def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TAR
     mechanism = experiment.mechanism
     if mechanism is None or not hasattr(mechanism, "noise"):
         return {}
-    setting, delta = setting_of(experiment), experiment.privacy.delta
+    setting, delta, releases = setting_of(experiment), experiment.privacy.delta, _releases(experiment)
     found = {}
     for against, row in prices_by_observer(planned(experiment)).items():
         if row.guarantee.event is None:
@@ -209,7 +222,8 @@ def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TAR
             changed: PricedMechanism = replace(mechanism, noise=noise)  # type: ignore[type-var]
             return next(each for each in changed.guarantees(setting) if each.against == against)
 
-        found[against] = [noise_for(with_noise, row.times, delta, target) for target in targets]
+        more = [(one, 1) for each in releases for one in each if one.against == row.guarantee.against]
+        found[against] = [noise_for(with_noise, row.times, delta, target, more) for target in targets]
     return found
 
 

@@ -63,10 +63,11 @@ class PersonRelease:
     clip: float  # L2 norm of the vector of a person
     noise: float  # in multiples of clip
     people: int  # at a site, at most
+    sites: int = 1  # with the same person, at most
 
     @property
     def mechanism(self) -> Gaussian:
-        return Gaussian(self.clip, self.noise, unit="person", people=self.people)
+        return Gaussian(self.clip, self.noise, unit="person", people=self.people, sites=self.sites)
 
     @property
     def deviation(self) -> float:
@@ -75,6 +76,8 @@ class PersonRelease:
 
     def sums(self, values: Reals, source: Source | None = None) -> list[float]:
         """The sum of these vectors [people, numbers], each clipped, with noise from the secure source."""
+        if values.ndim != 2 or values.shape[1] != self.numbers:  # the price is that of this many numbers
+            raise ValueError(f"people must add {self.numbers} numbers each to {self.kind!r} (got {values.shape})")
         rows = values if len(values) else np.zeros((1, self.numbers))  # a site without people adds noise, too
         one = np.ones(len(rows), np.int64)
         messages = Messages(rows.astype(np.float32), one, np.zeros_like(one), np.zeros(self.numbers), 1)
@@ -121,7 +124,8 @@ class PersonReleases:
         experiment = self.experiment
         if not has_trait(experiment.mechanism, "people"):
             return
-        common = experiment.privacy.release_noise or NOISE, experiment.clients.people
+        sites = getattr(experiment.mechanism, "sites", 1)
+        common = experiment.privacy.release_noise or NOISE, experiment.clients.people, sites
         if experiment.data.from_swaps:
             yield PersonRelease(PROPENSITY, 2 * swaps.PAIRS, swaps.CLIP, *common)
         if self.names:

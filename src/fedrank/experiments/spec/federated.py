@@ -185,8 +185,8 @@ class FederatedExperiment(Experiment):
             return None
         return (
             f"propensities: they are estimated without noise from the clicks of all people of a client, so one {unit} "
-            f"changes the weights of all others, and ε holds only for what a {unit} adds beyond that; in a deployment, "
-            '"swaps" releases them with noise'
+            f"changes the weights of all others, in updates and in the gate, and ε holds only for what a {unit} adds "
+            'beyond that; in a deployment, "swaps" releases them with noise'
         )
 
     def most_participations(self, rounds: int | None = None) -> int:
