@@ -72,8 +72,6 @@ LINES = {
     "search status": "search status --home searches",
     "deploy status": "deploy status --home coordinator",
     "data fetch": "data fetch http://127.0.0.1:9 --out fetched",
-    "rerank serve": "rerank serve --folder rerank --no-browser",
-    "rerank mcp": "rerank mcp agent --folder rerank",
     "search aggregate": "search aggregate --home coordinator",
     "deploy invite": "deploy invite clinic-z Clinic_Z --home coordinator -- {}",
     "deploy run": "deploy run small.toml --home coordinator",
@@ -84,7 +82,6 @@ LINES = {
 # These work for hours when nothing is wrong with the number: only a refusal can be tested.
 ENDLESS = {
     ("watch", "--port"), ("search serve", "--port"), ("papers run", "--workers"), ("deploy status", "--port"),
-    ("rerank serve", "--port"), ("rerank mcp", "--port"),
 }  # fmt: skip
 
 

@@ -546,7 +546,7 @@ def stop(home: Home = Path()) -> None:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class DeployedRunOptions:
     """Further options of `deploy run`."""
 
     readmit: list[str] | None = None  # site to ask again after its exclusion from the run; may be repeated
@@ -575,7 +575,7 @@ def run(
     quiet: Quiet = False,
     config: Config = None,
     *,
-    more: RunOptions,
+    more: DeployedRunOptions,
 ) -> None:
     """Run an experiment with the sites of a federation. Run the command again to continue."""
     from fedrank.experiments.spec.source import read_spec
@@ -692,7 +692,7 @@ def status(
         typer.Option(metavar="FILE", help="Write metrics for Prometheus to this file; - for standard output."),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the status as a page on this machine.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the page; 0 selects a free port.")] = 0,
 ) -> None:
     """Show sites, round, quality, remaining time, the last refusal, and when certificates expire."""
     from fedrank.deploy.status import about_status, as_facts, status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,8 @@ rerank_app = typer.Typer(
     help="Order passages for a language model, an agent or a site search, and learn from which of them were used.",
     no_args_is_help=True,
 )
-PORT = 8011
+ADDRESS = "127.0.0.1:8011"
+LOCAL = ("127.0.0.1", "::1", "localhost")
 Folder = Annotated[
     Path | None,
     typer.Option("--folder", envvar="FEDRANK_RERANK", help="Folder of the server. Default: your data folder."),
@@ -32,12 +33,18 @@ def _tenants(folder: Path | None, refits: bool = True) -> Tenants:
     return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits)
 
 
-@rerank_app.command("serve", epilog="Example:  fedrank rerank key shop  ·  fedrank rerank serve")
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not len(port) < 6 or int(port) > 65_535:
+        raise ValueError(f"--address must have the form HOST:PORT, such as {ADDRESS} (got {address!r})")
+    return host.strip("[]"), int(port)
+
+
+@rerank_app.command("serve", epilog="Example:  fedrank rerank serve --address 127.0.0.1:8011")
 def rerank_serve(
-    host: Annotated[str, typer.Option(help="Address to serve on. Use TLS in front of anything but this machine.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 for any free one.")] = PORT,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve. Put TLS in front of anything but this machine.")
+    ] = ADDRESS,
     refits: Annotated[
         bool, typer.Option("--refits/--no-refits", help="Fit weights to the caller's own signals.")
     ] = True,
@@ -51,6 +58,7 @@ def rerank_serve(
         print_line(f"Reranker: {address}/v2/rerank")
         open_page(link, browser, "stops the server")
 
+    host, port = _host_and_port(address)
     tenants = _tenants(folder, refits)
     if not tenants.names():
         print_note("there is no API key yet; `fedrank rerank key NAME` creates one, also while the server runs")
@@ -107,21 +115,24 @@ def rerank_forget(
     print_line(f"{count:,} requests deleted or changed")
 
 
-@rerank_app.command("mcp", epilog="Example, in the settings of an agent:  fedrank rerank mcp agent")
+@rerank_app.command("mcp", epilog="Example:  fedrank rerank mcp agent")
 def rerank_mcp(
     tenant: Tenant = "agent",
-    transport: Annotated[
-        Literal["stdio", "streamable-http"], typer.Option(help="How the agent connects; HTTP on this machine only.")
-    ] = "stdio",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port for streamable-http.")] = PORT + 1,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve streamable HTTP on this machine. Default: standard input."),
+    ] = None,
     folder: Folder = None,
 ) -> None:
     """Serve the tools `rerank` and `feedback` to an agent (Model Context Protocol)."""
     from fedrank.search.rerank.mcp import make_mcp
 
+    if address is not None and _host_and_port(address)[0] not in LOCAL:
+        raise ValueError(f"--address must be on this machine, such as {ADDRESS} (got {address!r}); there is no API key")
     with _tenants(folder).reranker(tenant) as reranker:
         server = make_mcp(reranker)
-        if transport == "stdio":
+        if address is None:
             server.run("stdio")
         else:
-            server.run("streamable-http", host="127.0.0.1", port=port)
+            host, port = _host_and_port(address)
+            server.run("streamable-http", host=host, port=port)

@@ -101,9 +101,3 @@ def content_words(text: str, language: str) -> list[str]:
         return tokens(text)
     kept = stop if text.isupper() else stop - {word.casefold() for word in _ACRONYM.findall(text)}
     return [word for word in tokens(_CONTRACTED.sub(" ", text)) if word not in kept] or tokens(text)
-
-
-def content_stems(text: str, language: str) -> list[str]:
-    """Return the stems of the `content_words` of a text; "none" is a language without stemming and function words."""
-    words = content_words(text, language)
-    return words if language == "none" else list(map(stemmer(language), words))

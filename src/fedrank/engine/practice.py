@@ -196,11 +196,7 @@ class Practice:
 
     def clicks_a_search(self, model: str | Path | Model | None = None, *, shown: bool = False) -> float:
         """The true expected number of clicks per search on queries as people ask them."""
-        return float(
-            kernels.sums.products(
-                self.truth(model, shown=shown).clicks[None, : self.asked], _falling(self.asked)[None]
-            )[0, 0]
-        )
+        return float(kernels.sums.inner(self.truth(model, shown=shown).clicks[: self.asked], _falling(self.asked)))
 
     def ndcg(self, model: str | Path | Model | None = None, *, shown: bool = False) -> float:
         """Mean nDCG@10 by true relevance on the queries that are in no log."""

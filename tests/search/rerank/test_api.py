@@ -223,6 +223,19 @@ def test_tools_of_an_agent(tenants):
 # commands
 
 
+@pytest.mark.parametrize("address", ["8011", "host:", ":80", "host:x", "host:99999", "host:-1"])
+def test_addresses_are_checked(fedrank, tmp_path, address):
+    for command in ("serve", "mcp"):
+        code, _, err = fedrank("rerank", command, "--address", address, "--folder", str(tmp_path / "server"))
+        assert code == 2
+        assert "--address must" in err
+
+
+def test_tools_without_a_key_stay_on_this_machine(fedrank, tmp_path):
+    code, _, err = fedrank("rerank", "mcp", "--address", "0.0.0.0:8012", "--folder", str(tmp_path / "server"))
+    assert (code, "must be on this machine" in err) == (2, True)
+
+
 def test_commands(fedrank, tmp_path):
     folder = ("--folder", str(tmp_path / "server"))
     code, key, _ = fedrank("rerank", "key", "shop", *folder)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedrank.data.text import content_stems, stemmer, tokens
+from fedrank.data.text import stemmer, tokens
 from fedrank.search.rerank.learning import PENALTY, Example, is_due, refit
 from fedrank.search.rerank.memory import MAX_QUERIES, UseMemory
 from fedrank.search.rerank.passages import (
@@ -56,7 +56,7 @@ def test_columns_against_an_oracle():
     query = "asthma inhaler weather"
     found = describe(hasher.query(query), words, many)
     stem = stemmer("english")
-    bags = [Counter(content_stems(text, "english")) for text in TEXTS]
+    bags = [Counter(stem(word) for word in tokens(text)) for text in TEXTS]
     total = len(TEXTS) * MIN_BACKGROUND
 
     def idf(word):

@@ -17,11 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.text import content_stems
+from fedrank.data.live_features import FeatureSet
 
 BUCKETS = 1 << 18  # hash buckets in which passages are counted
-MAX_WORDS = 4096  # words of a passage that count
-MAX_TERMS = 64  # distinct words of a query that count
 CACHED = 4_000_000  # distinct words of passages that are held in memory, 8 bytes each
 K1, B = 0.9, 0.4
 FIRST = 10  # of the caller's passages, whose mean is the centroid
@@ -44,13 +42,13 @@ class Hasher:
     """Hashes texts with a secret key, so stored words and digests mean nothing without it."""
 
     def __init__(self, key: bytes, language: str = "english") -> None:
-        self._key, self._language = key, language
-        self._word = lru_cache(maxsize=1 << 18)(self._hash_word)
+        self._key, self._features = key, FeatureSet(language)
+        self._keyed = lru_cache(maxsize=1 << 18)(self._hash_stem)
         self._passages: OrderedDict[bytes, Words] = OrderedDict()
         self._cached = 0  # distinct words of these passages
 
-    def _hash_word(self, stem: str) -> int:
-        digest = blake2b(stem.encode(errors="replace"), digest_size=4, key=self._key).digest()
+    def _hash_stem(self, stem: int) -> int:
+        digest = blake2b(stem.to_bytes(4, "little"), digest_size=4, key=self._key).digest()
         return int.from_bytes(digest, "little") & 0x7FFF_FFFF
 
     def digest(self, *texts: str) -> bytes:
@@ -63,18 +61,18 @@ class Hasher:
         return made.digest()
 
     def query(self, text: str) -> NDArray[np.int32]:
-        """The distinct stems of a query without function words, ascending; at most 64 count."""
-        words = content_stems(text, self._language)[:MAX_WORDS]
-        distinct = list(dict.fromkeys(map(self._word, words)))[:MAX_TERMS]
-        return np.array(sorted(distinct), np.int32)
+        """The distinct stems of a query without function words, ascending; at most 32 count."""
+        return np.array(sorted({self._keyed(stem) for stem in self._features.query(text).stems.tolist()}), np.int32)
 
     def passage(self, text: str, digest: bytes) -> Words:
         """The words of a passage; those of recent passages are cached."""
         found = self._passages.get(digest)
         if found is None:
-            words = content_stems(text, self._language)[:MAX_WORDS]
-            stems, counts = np.unique(np.fromiter(map(self._word, words), np.int32, len(words)), return_counts=True)
-            found = self._passages[digest] = Words(stems, counts.astype(np.int32), len(words))
+            row = self._features.row("", text)
+            plain, counts = np.unique(row.words, return_counts=True)
+            stems = np.fromiter(map(self._keyed, plain.tolist()), np.int32, len(plain))
+            order = np.argsort(stems, kind="stable")
+            found = self._passages[digest] = Words(stems[order], counts[order].astype(np.int32), row.length)
             self._cached += len(stems)
             while self._cached > CACHED:
                 self._cached -= len(self._passages.popitem(last=False)[1].stems)
