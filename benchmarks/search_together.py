@@ -36,8 +36,8 @@ from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
 from fedrank.search.coordinator import CLIP, FEWEST, LEARNING_RATE, SEARCHES, SIGNAL, STEP, rounds_for
+from fedrank.search.impressions import ENGINE_FIRST, first_weights
 from fedrank.search.impressions import LEARNER as DISPLAY
-from fedrank.search.impressions import first_weights
 from fedrank.seeds import Chance, rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
@@ -65,10 +65,10 @@ def fold_of(name: str, split: int):
 
 @cache
 def evaluator(name: str, split: int) -> Evaluator:
-    """Test queries with one more feature: 1 for the engine's best result, which the client keeps first."""
+    """Test queries with one more feature: positive for the results of the engine that stay first."""
     test = fold_of(name, split).test
-    first = np.zeros((len(test.features), 1), np.float32)
-    first[test.offsets[:-1]] = 1.0
+    place = np.arange(len(test.features)) - np.repeat(test.offsets[:-1], np.diff(test.offsets))
+    first = np.maximum(ENGINE_FIRST - place, 0).astype(np.float32)[:, None]
     return Evaluator(replace(test, features=np.hstack([test.features, first]), feature_names=()), ["ndcg@10"])
 
 

@@ -44,12 +44,12 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.federated.messages import Call
 from fedrank.files import private_folder
 from fedrank.privacy.population import Account
-from fedrank.ranking.gate import Gate
+from fedrank.ranking.gate import Gate, Team
 from fedrank.search import impressions, ingest, trial
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, OWN_RATE, first_weights, warm_up
 from fedrank.search.sharing import Sharing
-from tests.search.made_up import Clock, close, search_often, write_documents
+from tests.search.made_up import Clock, search_often, write_documents
 
 DOCUMENTS = 60
 
@@ -71,7 +71,8 @@ def check_agreement(client: SearchClient) -> None:
 
 
 def decide_soon() -> None:
-    """Let trials begin and end after a few searches."""
+    """Let every search close the list before it, and trials begin and end after a few searches."""
+    impressions.BOUNCE, impressions.FAST = 0.0, 1 << 40
     impressions.KEPT, trial.FEWEST, trial.OWN_SEARCHES, trial.SHARE = 1 << 40, 3, 4, 0.6
     trial.GATE = Gate(level=0.6, stake=0.5, harm=0.6, harm_stake=0.5, most=6)
 
@@ -92,13 +93,19 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
                 client.trials.begin(weights, f"a friend in turn {turn}")
             for place in range(9):
                 found = client.search(f"orchard turn {turn + place}")
-                client.open_document(found.impression, place)
+                client.open_document(found.impression, choose(client, found.impression, place))
                 os.write(answered, f"{found.impression}\n".encode())
-                close(client, found.impression)
             secret = client.search(f"orchard secret {turn}")
             client.open_document(secret.impression, 1)
             client.forget(query=secret.query)
             os.write(answered, f"-{secret.impression}\n".encode())
+
+
+def choose(client: SearchClient, impression: int, place: int) -> int:
+    """A result of the other team, so that models on trial are adopted and then given up against the engine."""
+    teams = client.rows.get(impression).teams
+    others = np.flatnonzero(teams == Team.NEW) if teams is not None else ()
+    return int(others[0]) if len(others) else place
 
 
 def look(store: Path, told: set[int]) -> None:

@@ -18,6 +18,7 @@ from fedrank.search.impressions import (
     Recorded,
     best_order,
     draw_more,
+    engine_first,
     first_weights,
     pack_features,
     stream_of,
@@ -150,14 +151,30 @@ def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_le
         np.testing.assert_array_equal(one.shown, shown)
 
 
-def test_what_was_recorded_is_what_was_scored_and_the_engines_best_result_is_not_below_another(client):
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([], []),
+        ([2], [2]),
+        ([1, 3], [3, 3]),
+        ([9, 1, 5, 7], [9, 7, 5, 7]),  # a lead stays
+        ([1, 2, 8, 7], [8, 8, 8, 7]),
+    ],
+)
+def test_the_engines_first_results_count_at_least_as_much_as_those_below(scores, expected):
+    found = engine_first(np.array(scores, np.float32))
+    assert found.tolist() == expected
+    assert found.dtype == np.float32
+
+
+def test_what_was_recorded_is_what_was_scored_and_the_engines_two_best_results_stay_first(client):
     found = client.search("orchard apple")
     one = client.rows.get(found.impression)
     for master in (weights(client), -weights(client)):
         expected = LEARNER.scores(master.astype(np.float32), client.rows.scaled(one.raw))
-        expected[0] = expected.max()
+        expected[:2] = expected.max(), expected[1:].max()
         np.testing.assert_array_equal(client.rows.scores(master, one.raw), expected)
-        assert best_order(expected)[0] == 0
+        assert best_order(expected)[:2].tolist() == [0, 1]
     np.testing.assert_array_equal(client.rows.scores(weights(client), one.raw), one.scores)
     assert one.raw.shape == (len(one.candidates), 34)
     assert one.raw.min() >= 0

@@ -107,7 +107,7 @@ def test_sentences_by_hand():
     assert "those clicks are deleted now" in sentences(forgotten, [])[0]
     assert len(sentences(forgotten, [], causes=False)) == 1
     best = an_explanation(("best of the engine", 1.0, 0.7))
-    assert sentences(best, [])[0].startswith("It is the best result of the search engine, which is first unless")
+    assert sentences(best, [])[0].startswith("The 2 best results of the search engine stay first unless")
 
 
 def test_how_a_list_was_made_is_said(client, clock):

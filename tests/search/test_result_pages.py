@@ -77,6 +77,15 @@ def test_causes_of_a_list_add_up_to_differences_of_scores(rows, pages, one):
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_the_rule_for_the_engines_two_best_results_is_a_cause(rows, pages, one):
+    with rows.store.writing():
+        rows.store.set(model=rows.new_model(0.0, "inverted", -np.eye(len(LIVE_1.names))[0]))
+    found = explain(rows, one, pages.results(one, range(len(one.shown)), ()))
+    kept = {e.engine_position for e in found for c in e.causes if c.feature == "best of the engine" and c.value}
+    assert kept == {0, 1}
+    assert [each.model_position for each in sorted(found, key=lambda each: each.engine_position)][:2] == [0, 1]
+
+
 def test_a_list_whose_features_were_dropped_cannot_be_explained(rows, one):
     with pytest.raises(Gone, match="because it is old"):
         explain(rows, replace(one, raw=None), ())

@@ -34,6 +34,7 @@ KAPPA = 0.1  # probability that the first position is drawn like the others
 LEARNER = Pdgd(rate=0.03, temperature=0.15, keep=1 - KAPPA)  # drawn lists lose .001 of nDCG@10
 OWN_RATE = 0.003  # of a model that learns from this person alone; the k-th search for the same words has a kth of it
 ONE = np.ones(1, np.float32)  # the weight of scores that are drawn from
+ENGINE_FIRST = 2  # results of the engine that stay first unless the user opened others before
 STATES = ("shown", "opened", "closed", "abandoned", "learned", "discarded")
 ListKind = Literal["pdgd", "interleaved", "plain", "fast"]
 
@@ -117,6 +118,15 @@ def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: n
 def best_order(scores: Scores) -> NDArray[np.int64]:
     """All candidates by descending score; ties are in the engine's order."""
     return np.argsort(-scores, kind="stable").astype(np.int64)
+
+
+def engine_first(scores: NDArray[Any]) -> NDArray[Any]:
+    """Scores in the engine's order, in which each of its first results counts at least as much as those below it.
+
+    Reordering helps further down and often loses the one right answer at the top.
+    """
+    raised = np.maximum.accumulate(scores[::-1])[::-1]
+    return np.concatenate([raised[:ENGINE_FIRST], scores[ENGINE_FIRST:]])
 
 
 def warm_up(rows: ImpressionRows) -> None:
@@ -308,11 +318,9 @@ class ImpressionRows:
     def scores(self, weights: NDArray[np.float64], raw: NDArray[np.float16], memory: Scores | None = None) -> Scores:
         """[candidates]: the model's scores, with what the memory of clicks adds.
 
-        The engine's best result counts as much as the model's: only the memory can put another one first. Reordering
-        helps below it and often loses the one right answer at the top.
+        Only the memory can put another result before the engine's best ones (`engine_first`).
         """
-        scores = LEARNER.scores(weights.astype(np.float32), self.scaled(raw))
-        scores[:1] = scores.max(initial=-np.inf)
+        scores = engine_first(LEARNER.scores(weights.astype(np.float32), self.scaled(raw)))
         return scores if memory is None else scores + memory
 
     def scaled(self, raw: NDArray[np.float16]) -> Features:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrank.display import count_of
 from fedrank.ranking.gate import Team
+from fedrank.search.impressions import ENGINE_FIRST
 from fedrank.search.memory import EarlierClicks
 from fedrank.search.results import Cause, Explained
 from fedrank.search.status import WEEKS, monday
@@ -141,7 +142,7 @@ def sentences(one: Explained, opened: Sequence[EarlierClicks], causes: bool = Tr
     if MEMORY in rules and not opened:
         said.append("It was moved up because you had opened it before; those clicks are deleted now.")
     if BEST in rules:
-        said.append("It is the best result of the search engine, which is first unless you opened others before.")
+        said.append(f"The {ENGINE_FIRST} best results of the search engine stay first unless you opened others before.")
     named = one.causes if causes else ()
     up, down = (_named([each for each in named if sign * each.share >= LEAST]) for sign in (1, -1))
     if up:

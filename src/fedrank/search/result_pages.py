@@ -13,7 +13,7 @@ import numpy as np
 
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
 from fedrank.search.forgetting import listed_in
-from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order
+from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order, engine_first
 from fedrank.search.memory import LIFT
 from fedrank.search.results import (
     PAGE_SIZE,
@@ -172,8 +172,8 @@ def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> t
     features = rows.scaled(one.raw)
     scores = rows.scores(weights, one.raw, one.memory)
     memory = np.zeros(len(scores)) if one.memory is None else one.memory
-    plain, first = features @ weights, np.zeros(len(scores))
-    first[0] = plain.max() - plain[0]  # what the rule for the engine's best result adds
+    plain = features @ weights
+    first = engine_first(plain) - plain  # what the rule for the engine's best results adds
     rules = np.column_stack([first, memory])
     values = np.column_stack([one.raw, first > 0, memory / LIFT])
     shares = np.column_stack([weights * (features - features.mean(axis=0)), rules - rules.mean(axis=0)])
