@@ -266,6 +266,7 @@ def test_ir_datasets_offers_what_is_read(monkeypatch, tmp_path):
     assert {"user_id", "time", "query", "items"} <= set(aol.qlogs_cls()._fields)
 
 
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")  # about its own wrapper of NumPy's generator
 @settings(deadline=None, max_examples=20)
 @given(arrays(np.float32, (4, 3), elements=st.floats(0, 1, width=32)))
 def test_made_up_examples(features):
