@@ -197,6 +197,7 @@ def test_a_home_stores_its_shared_folder(fedrank, monkeypatch, tmp_path):
     """Every later command reads it, from any working directory; a home without it says what to do."""
     _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
     coordinator = FINGERPRINT.search(out)[0]
+    assert "--name SITE --id NUMBER --fingerprint ..." in " ".join(out.split())
     joined = ("join", "shared", "--name", "clinic-a", "--id", 0, "--fingerprint", coordinator, "--home", "clinic-a")
     code, out, _ = fedrank(*joined)
     own = FINGERPRINT.search(out)[0]

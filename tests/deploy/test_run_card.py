@@ -124,6 +124,7 @@ def test_refusals_are_counted(tmp_path):
     times, sizes = passed.before_result
     assert times["hello", "refused"] > 0
     for one in refused:
+        assert one["noise"] == "none; not covered"
         assert (one["times"], one["bytes"]) == (times[one["request"], "refused"], sizes[one["request"], "refused"])
     assert card_of(trial)["deployment"]["sites"]["clinic-c"]["data"] == "not described"
 

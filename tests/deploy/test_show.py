@@ -251,3 +251,11 @@ def test_users_of_a_log_that_are_browsers_are_not_called_persons(tmp_path):
         data = SiteData(log=str(made_up_shown(tmp_path / unit, [0, 1, 0], unit=unit).folder))
         view = look_at(tmp_path, site_settings(OPEN, data), made_plan())
         assert any("a browser, not a person" in text for text in view.not_covered) == (unit == "browser")
+
+
+@pytest.mark.parametrize(("unit", "told"), [("person", True), ("client", False)])
+def test_what_a_site_computed_from_the_log_of_all_people_is_not_covered(tmp_path, unit, told):
+    data = SiteData(log=str(made_up_shown(tmp_path / "log", [0, 1, 0]).folder))
+    plan = made_plan(mechanism=NOISE | {"unit": unit}, clients={"count": 3, "people": 20, "interactions": 2})
+    view = look_at(tmp_path, site_settings(OPEN, data), plan)
+    assert any("a popularity that counts clicks" in text for text in view.not_covered) == told

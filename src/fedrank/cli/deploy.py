@@ -100,7 +100,7 @@ def init(
         print_line(f"Federation {name}: {folder}")
         print_line("Fingerprint; sites compare it with you by telephone:")
         print_line(created.fingerprint, style="bold")
-        print_line(f"A site joins with `fedrank deploy join {folder} --name SITE`.")
+        print_line(f"A site joins with `fedrank deploy join {folder} --name SITE --id NUMBER --fingerprint ...`.")
         return
     if federation is None or name is not None:
         raise ValueError("give federation.toml for NVFLARE, or --folder SHARED and --name NAME for a shared folder")

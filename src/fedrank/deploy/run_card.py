@@ -173,7 +173,7 @@ def about_collusion(collusion: Sequence[Mapping[str, Any]], plan: Plan) -> list[
 def _content(request: str, answer: str, card: Card, plan: Plan) -> tuple[str, str]:
     what, data = CONTENTS[request]
     if answer == "refused":
-        return f"refusals of {request} with their reasons", NO_DATA
+        return f"refusals of {request} with their reasons", "none; not covered"
     if answer == UNKNOWN:
         return f"unreadable answers to {request}", "unknown"
     if not data:

@@ -368,6 +368,8 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
         yield f"sums of {', '.join(names)}, which are sent without noise because policy.plain_measures = true"
     if (line := experiment.uncovered_propensities) is not None:
         yield line
+    if settings.data.log is not None and getattr(experiment.mechanism, "unit", "client") != "client":
+        yield "what this site computed from all its people: a popularity that counts clicks, and limits against robots"
     if release_of(plan, GATE) is not None:
         yield "which model this site then uses in its engine, which also depends on its own model alone"
     mechanism: Any = experiment.mechanism
