@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SESSIONS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+SESSIONS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHANCE = {r"process \d+": "process #", r"http://127\.0\.0\.1:\d+/enter/[\w-]{43}": "http://#"}  # differs each time
 SHORT = ["--set", "rounds=20", "--set", "seeds=[1]", "--set", "data.folds=[1]"]  # the same, in seconds
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import threading
+import traceback
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,10 @@ NEURAL = '[learner]\nname = "pdgd"\nranker = { name = "mlp", hidden = 3 }\n'
 def _what_was_killed_leaves_files_open():
     """Sites and hubs that are killed close nothing; what they left is collected here, and not blamed on later tests."""
     yield
+    collect_what_was_killed()
+
+
+def collect_what_was_killed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -273,7 +278,9 @@ class Mortal:
                 answer = self.site.answer(content)
                 self.at -= self.fate.steps
                 return answer
-        except Killed:
+        except Killed as killed:
+            traceback.clear_frames(killed.__traceback__)
+            collect_what_was_killed()  # a kill also ends the locks of a process
             self.killed = True
             self.site.close()
             self.site = Site.open(self.folder)

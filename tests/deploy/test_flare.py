@@ -393,7 +393,8 @@ def test_who_looks_after_a_process_is_killed_and_nothing_is_left_running(tmp_pat
         wait_for(lambda child=child: not child.is_running(), 10)
         (site / "engine.pid").unlink(missing_ok=True)
     assert not stop_serving(site)
-    assert "Restart=always" in unit(site)
+    with pytest.raises(ValueError, match=r"site\.toml"):  # the template has no data, so the second place is not known
+        unit(site)
 
 
 @pytest.mark.parametrize("name", ["startup/client.crt", "startup/server.crt", "disabled_clients.json"])
