@@ -55,7 +55,7 @@ PEOPLE, HELD_OUT = 300, 3000
 DELTA, EPSILONS = 1e-5, (None, 4.0, 1.0)
 RULES = GateRules()
 LEAST = 0.93
-ZERO = 0.001  # clicks per list; where even random weights are better, there is no model without a gain
+ZERO = 0.001  # clicks per list; federations where random weights gain more have no null model
 SWAPS, SAMPLED, THREE = "swaps", "sampled lists", "three rankers"
 VARIANTS: dict[str, tuple[str, float, int]] = {  # name: randomisation, trust, candidates per query
     "swaps": (SWAPS, 0.0, 10),

@@ -1,6 +1,6 @@
 """A federation on separate hosts: `python -m tests.deploy.hosts` (as root, on Linux).
 
-Every member is in a network namespace of its own, with an address, a host name, a home and an account; a router is
+Every member is in its own network namespace, with an address, a host name, a home and an account; a router is
 between them. The router forwards only connections that a site opens to the server's port, drops one packet in a
 hundred, and delays packets where the kernel can (netem). In the middle of the run two sites lose their lines and get
 them back. Without the privilege it says what is missing and ends with 0. Nothing leaves the namespaces.

@@ -4,8 +4,8 @@
 
 It also tries, adopts and gives up models, and forgets searches. After every kill -9 the store and the engine's index
 must agree, every click that was answered must be there and no forgotten one, the model in use must be one that may be,
-and what was learned must be what the learned lists teach, each once. Each time a process of its own works, and another
-one looks.
+and what was learned must be what the learned lists teach, each once. A new process works
+after every kill, and another one checks.
 
 Then as many while a site answers rounds from its recorded searches, in a folder and in the open, since one person alone
 cannot be asked for a sum: nothing may have left that is not in the list of what was sent, or is not in the outbox, and

@@ -62,6 +62,8 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
 def refresh(home: Path, call: Call, say: Say, now: datetime | None = None) -> bool:
     """Take all steps that are not done yet, with a line for each; False: the estimate vetoes the model."""
+    if not (home / SETTINGS).is_file():
+        raise ValueError(f"{home / SETTINGS} does not exist; write it as `fedrank engine refresh --help` describes")
     settings = read_settings(home / SETTINGS)
     with contextlib.chdir(home), locked(LOCK, f"the refresh in {home}"):
         state = _read_state()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.shared import AsJson, Browser, open_page, print_json, print_line, print_note
+from fedrank.names import did_you_mean
 
 if TYPE_CHECKING:
     from fedrank.search.rerank.tenants import Tenants
@@ -31,6 +32,14 @@ def _tenants(folder: Path | None, refits: bool = True) -> Tenants:
     from fedrank.search.rerank.tenants import Tenants
 
     return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits)
+
+
+def _known(tenants: Tenants, tenant: str) -> Tenants:
+    """The same tenants, if one of them has this name; a mistyped name is an error and is not created."""
+    known = tenants.names()
+    if tenant not in known:
+        raise ValueError(f"there is no tenant {tenant!r} in {tenants.folder}{did_you_mean(tenant, known)}")
+    return tenants
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -80,7 +89,7 @@ def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None
     """Show what a tenant's reranker has learned, and how it compares with the caller's order."""
     from fedrank.search.rerank.page import MEANINGS, MODES, compared, names
 
-    with _tenants(folder).reranker(tenant) as reranker:
+    with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
         status = reranker.status()
     if as_json:
         print_json(asdict(status))
@@ -104,7 +113,7 @@ def rerank_forget(
     """Delete what a tenant's reranker has stored of a query, a passage or a user. Stop the server first."""
     from fedrank.files import read_text
 
-    tenants = _tenants(folder)
+    tenants = _known(_tenants(folder), tenant)
     if everything and query is None and document is None and user is None:
         tenants.forget(tenant)
         print_line(f"Deleted: {tenant}")

@@ -111,6 +111,12 @@ def test_bad_bodies_are_refused(client, tenants, path, body, message):
     assert tenants.reranker("shop").status().requests == 0
 
 
+def test_metadata_with_many_names_are_refused_before_they_are_arranged(client):
+    many = {f"n{number}": number for number in range(100_000)}
+    answer = rerank(client, documents=[{"text": text, "metadata": many} for text in TEXTS])
+    assert (answer.status_code, "100,000 numbers" in answer.json()["message"]) == (400, True)
+
+
 def test_not_json_and_too_large(client):
     assert client.post("/v2/rerank", content=b"{").json() == {"message": "the request is not valid JSON"}
     assert client.post("/v2/rerank", content=b"[" * 100_000).status_code == 400
@@ -157,6 +163,7 @@ def test_names_of_tenants_are_checked(tenants, name):
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"x": 3}', '{"x": "../y"}'])
 def test_a_damaged_file_of_keys_is_refused(tenants, content):
+    tenants.folder.mkdir()
     (tenants.folder / "keys.json").write_text(content)
     with pytest.raises(RerankError, match=r"keys\.json"):
         tenants.tenant_of("x")
@@ -221,6 +228,16 @@ def test_tools_of_an_agent(tenants):
 
 
 # commands
+
+
+def test_a_mistyped_tenant_is_an_error_and_is_not_made(fedrank, tmp_path):
+    folder = ("--folder", str(tmp_path / "server"))
+    for words in (("status", "shp"), ("forget", "shp", "--query", "x"), ("forget", "shp", "--everything")):
+        code, out, err = fedrank("rerank", *words, *folder)
+        assert (code, out, "there is no tenant 'shp'" in err) == (2, "", True)
+        assert not (tmp_path / "server").exists()
+    fedrank("rerank", "key", "shop", *folder)
+    assert 'did you mean "shop"?' in fedrank("rerank", "status", "shp", *folder)[2]
 
 
 @pytest.mark.parametrize("address", ["8011", "host:", ":80", "host:x", "host:99999", "host:-1"])

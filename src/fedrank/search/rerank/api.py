@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank import __version__
 from fedrank.extras import missing_extra
 from fedrank.files import error_message, parse_json
-from fedrank.search.rerank.reranker import KINDS, MAX_DOCUMENTS, Reranker
+from fedrank.search.rerank.reranker import KINDS, MAX_DOCUMENTS, MAX_SIGNALS, Reranker
 from fedrank.search.rerank.store import RerankError
 from fedrank.search.rerank.tenants import Tenants
 from fedrank.search.rerank.used import used_passages
@@ -180,6 +180,10 @@ def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]]]:
         metadata = one.get("metadata")
         numbers.append(metadata if isinstance(metadata, dict) else {})
     names = dict.fromkeys(name for some in numbers for name, value in some.items() if _is_number(value))
+    if len(names) > MAX_SIGNALS:
+        raise RerankError(
+            f"the metadata of the documents have {len(names):,} numbers; send at most {MAX_SIGNALS} signals"
+        )
     return texts, {name: [some.get(name) if _is_number(some.get(name)) else None for some in numbers] for name in names}
 
 

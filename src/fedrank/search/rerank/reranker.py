@@ -193,8 +193,9 @@ class Reranker:
             )  # fmt: skip
             texts = self._hasher.digest(query, *documents)
             person = None if user is None else self._hasher.digest("user", user)
+            trial = self._trial.id if self._trial is not None and arm in ("old", "new") else None
             with self._store.writing():
-                self._store.add_request(request, texts, person, self._trial.id if arm in ("old", "new") else None)  # type: ignore[union-attr]
+                self._store.add_request(request, texts, person, trial)
                 self._store.count_passages(digests, words, now)
             self._number += 1
             if self._number % EXPIRE_EVERY == 0:

@@ -25,7 +25,7 @@ class Tenants:
     """The folder of a server. A tenant's statistics, memory and model never touch those of another."""
 
     def __init__(self, folder: Path, refits: bool = True) -> None:
-        self.folder, self._refits = private_folder(folder), refits
+        self.folder, self._refits = folder, refits
         self._open: dict[str, Reranker] = {}
         self._turn = threading.Lock()
 
@@ -45,7 +45,7 @@ class Tenants:
         with self._turn:
             if tenant not in self._open:
                 self._open[tenant] = Reranker(
-                    private_folder(self.folder / TENANTS) / checked(tenant), refits=self._refits
+                    private_folder(private_folder(self.folder) / TENANTS) / checked(tenant), refits=self._refits
                 )
             return self._open[tenant]
 
@@ -93,7 +93,7 @@ class Tenants:
         return content
 
     def _write(self, keys: dict[str, str]) -> None:
-        write_atomic(self.folder / KEYS, json.dumps(keys, indent=1) + "\n", private=True)
+        write_atomic(private_folder(self.folder) / KEYS, json.dumps(keys, indent=1) + "\n", private=True)
 
 
 def checked(tenant: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 SPAN = 6  # words in a row that an answer and a passage share
@@ -38,15 +38,18 @@ def used_passages(answer: str, passages: Sequence[str], first_number: int = 1, m
         int(number) - first_number for found in _CITATION.findall(answer) for number in re.split(r"\s*[,;]\s*", found)
     }
     said = _words(answer)[:MAX_ANSWER]
-    texts = [_words(passage) for passage in passages]
-    holders: dict[tuple[str, ...], set[int]] = {}
-    for index, words in enumerate(texts):
-        for run in _runs(words, min_words):
-            holders.setdefault(run, set()).add(index)
+    runs = list(_runs(said, min_words))
+    holders: dict[tuple[str, ...], set[int]] = {
+        run: set() for run in runs
+    }  # only those of the answer: texts may be long
+    for index, passage in enumerate(passages):
+        for run in _runs(_words(passage), min_words):
+            if run in holders:
+                holders[run].add(index)
     longest: dict[int, tuple[int, int]] = {}  # by passage: (words, where the span begins in the answer)
     begin: dict[int, int] = {}  # passages of the run that ends here, and where their span began
-    for place, run in enumerate(_runs(said, min_words)):
-        owners = holders.get(run, set())
+    for place, run in enumerate(runs):
+        owners = holders[run]
         owner = next(iter(owners)) if len(owners) == 1 else None
         begin = {} if owner is None else {owner: begin.get(owner, place)}
         for index, start in begin.items():
@@ -58,8 +61,8 @@ def used_passages(answer: str, passages: Sequence[str], first_number: int = 1, m
     return found
 
 
-def _runs(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    return [tuple(words[place : place + size]) for place in range(len(words) - size + 1)]
+def _runs(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(words[place : place + size]) for place in range(len(words) - size + 1))
 
 
 def _words(text: str) -> list[str]:
