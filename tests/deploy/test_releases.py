@@ -577,6 +577,31 @@ def test_sums_that_did_not_arrive_are_priced(summed, tmp_path):
     assert pooled.requested == ["propensity", "gate"]
 
 
+def test_a_resumed_coordinator_uses_sums_of_sites_that_have_not_answered_hello_again(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(rounds=1, more=QUIET))
+    assert trial.run() == "finished"
+    calls = SimpleNamespace(plan=trial.plan, sites=lambda: trial.plan.sites)
+    resumed = PooledSums(trial.task.folder, SimpleNamespace(calls=calls, noised={}))
+    found = resumed.quality(np.zeros(12, np.float32), 1, trial.task.folder / "model.json")
+    assert {name: list(table) for name, table in found.items()} == {name: ["ndcg@10"] for name in trial.names}
+
+
+def test_a_site_that_answered_no_hello_is_greeted_before_quality_is_asked(tmp_path):
+    trial, late = LogTrial(tmp_path, spec_text(rounds=1, more=QUIET)), []
+
+    def between(name, request, answer):
+        kind = wire.read_label(request).kind
+        if name == "east" and not late:
+            raise TimeoutError("offline")
+        if name == "north" and kind == "round":
+            late.append(name)
+        return answer()
+
+    assert trial.run(between) == "finished"
+    released = Charge.read_all(trial.folders["east"] / "people" / trial.plan.digest[:32] / RELEASES)
+    assert "quality" in {one.key for one in released}
+
+
 def test_the_price_is_that_of_the_numbers_that_leave(summed):
     release = release_of(summed.plan, "gate")
     with pytest.raises(ValueError, match="people must add 6 numbers each to 'gate'"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,13 @@ class Handshake:
         """Send hello to every site once, after this many rounds; return why sites did not answer."""
         self.over = over
         return self._greet(self.calls.sites())[1]
+
+    def greet_missing(self) -> None:
+        """Send hello once to sites that have not answered it yet; a site that differs does not stop the run."""
+        missing = [site for site in self.calls.sites() if site.name not in self._greeted]
+        if missing:
+            with suppress(Differs):
+                self._greet(missing)
 
     def greet_strangers(self, why: Mapping[str, str]) -> dict[str, str]:
         """Send hello to sites that were started during a run; return why sites cannot be used now.

@@ -20,6 +20,7 @@ from fedrank.wire import Label, Refused
 
 RELEASES = "releases.json"
 NEVER_PASSES = "with propensities of swaps, which determine position bias alone, the gate may veto but never pass"
+MEASURES = "measures"  # in the file: by site, what its sums of quality measure
 TRIES = 3  # requests of a sum to a site that was just started, at the end of a run
 
 
@@ -31,6 +32,7 @@ class PooledSums:
         try:
             found = parse_json(self.path.read_bytes()) if self.path.exists() else {}
             self._sums: dict[str, dict[str, list[float]]] = {kind: dict(found.get(kind, {})) for kind in WORDS}
+            self._measures: dict[str, list[str]] = dict(found.get(MEASURES, {}))
         except (ValueError, AttributeError, TypeError):
             raise ValueError(f"{self.path} is damaged; restore it from a backup") from None
 
@@ -49,8 +51,9 @@ class PooledSums:
         """By site and measure: quality from noised sums of the sites that release them."""
         found: dict[str, dict[str, Any]] = {}
         for name, sums in self._ask(QUALITY, round, weights, model).items():
-            releases = releases_of(self.plan, self.handshake.noised.get(name, ()))
-            if releases is not None and releases.known(QUALITY).is_plausible(sums):
+            releases = releases_of(self.plan, self._measures.get(name, ()))
+            release = releases.find(QUALITY) if releases is not None else None
+            if releases is not None and release is not None and release.is_plausible(sums):
                 found[name] = releases.quality(sums)
         return found
 
@@ -98,7 +101,8 @@ class PooledSums:
         known, asking = self._sums[kind], True
         for _ in range(TRIES):
             missing = [site.name for site in self.handshake.calls.sites() if site.name not in known]
-            if kind == QUALITY:
+            if kind == QUALITY and missing:
+                self.handshake.greet_missing()  # only a site's facts say whether it releases such sums
                 missing = [name for name in missing if name in self.handshake.noised]
             if not missing or not asking:
                 break
@@ -108,7 +112,10 @@ class PooledSums:
             known |= found
             self._why = why
             if found:
-                write_atomic(self.path, json.dumps(self._sums, indent=1) + "\n", private=True)
+                if kind == QUALITY:
+                    self._measures |= {name: self.handshake.noised[name] for name in found}
+                written = {**self._sums, MEASURES: self._measures}
+                write_atomic(self.path, json.dumps(written, indent=1) + "\n", private=True)
             asking = any(reason in (protocol.SAY_HELLO, protocol.NOT_CONFIRMED) for reason in why.values())
         return {site.name: known[site.name] for site in self.plan.sites if site.name in known}
 

@@ -54,7 +54,7 @@ def only_here(monkeypatch):
 
 
 def test_cohere(server, only_here):
-    cohere = pytest.importorskip("cohere", reason="the package cohere is not installed")
+    cohere = pytest.importorskip("cohere", reason="package: cohere is not installed")
     address, key, tenants = server
     client = cohere.ClientV2(key, base_url=address)
     answer = client.rerank(model="fedrank", query="asthma inhaler", documents=TEXTS, top_n=2)
@@ -71,7 +71,7 @@ def test_cohere(server, only_here):
 
 @pytest.mark.filterwarnings("ignore")
 def test_langchain(server, only_here, monkeypatch):
-    langchain = pytest.importorskip("langchain_cohere", reason="the package langchain-cohere is not installed")
+    langchain = pytest.importorskip("langchain_cohere", reason="package: langchain-cohere is not installed")
     address, key, tenants = server
     reranker = langchain.CohereRerank(model="fedrank", cohere_api_key=key, base_url=address, top_n=2)
     found = reranker.rerank(TEXTS, "asthma inhaler")
@@ -86,7 +86,8 @@ def test_langchain(server, only_here, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_llama_index(server, only_here):
     module = pytest.importorskip(
-        "llama_index.postprocessor.cohere_rerank", reason="llama-index-postprocessor-cohere-rerank is not installed"
+        "llama_index.postprocessor.cohere_rerank",
+        reason="package: cohere_rerank of llama-index",
     )
     schema = pytest.importorskip("llama_index.core.schema")
     address, key, _ = server
