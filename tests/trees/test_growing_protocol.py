@@ -214,14 +214,6 @@ def test_a_client_that_stays_away_is_left_out_from_the_tree_on_that_it_left():
     assert [tree for tree, _ in again] == [tree for tree, _ in grown[2:]]
 
 
-def test_continuing_counts_the_leaves_of_the_rest_anew():
-    plan = plan_for(dropouts="continue")
-    server = TreeServer(plan, answering(clients_of(plan), Unreliable(1, 3, 10**6)))
-    first = next(server.forest())[0]
-    counts = next(line for line in first.split("\n") if line.startswith("leaf_count=")).removeprefix("leaf_count=")
-    assert sum(map(int, counts.split())) == TRAIN[0].documents + TRAIN[2].documents
-
-
 def test_under_a_secure_sum_all_must_come_back():
     plan = plan_for(secure=True)
     server = TreeServer(plan, answering(clients_of(plan), Unreliable(1, 1, 10**6)))
@@ -404,8 +396,6 @@ def test_one_client_under_a_secure_sum_is_refused():
         SeriesClient(0, b"s", 1, 32)
     with pytest.raises(ValueError, match="the sum of one"):
         SeriesServer(b"s", [0], 32)
-    with pytest.raises(ValueError, match="under secure aggregation"):
-        plan_for(secure=True, dropouts="continue")
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 20), st.integers(0, 10**6), st.sampled_from([32, 62]))

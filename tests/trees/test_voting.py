@@ -251,8 +251,6 @@ def test_votes_are_counted_within_bounds():
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="vote must be 0 or more"):
         plan_for(-1)
-    with pytest.raises(ValueError, match="without the votes of the missing client"):
-        plan_for(2, dropouts="continue")
     with pytest.raises(ValueError, match="vote must be 0 or more"):
         Histograms(vote=-1)
     with pytest.raises(ValueError, match="bits must be 62 with private"):

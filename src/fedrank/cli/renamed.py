@@ -60,6 +60,7 @@ RENAMED = {
     "engine trial show --picture": "`engine trial show --out`",
     "engine trial decide --picture": "`engine trial decide --out`",
     "trees grow --least": "`trees grow --min-data-in-leaf`",
+    "trees grow --edge-noise": "removed; use the default grid, or `trees grow --edges FILE`",
 }
 
 

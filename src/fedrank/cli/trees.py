@@ -95,8 +95,6 @@ class GrowOptions:
     min_data_in_leaf: Positive = 20  # minimum number of rows per leaf
     bins: Annotated[int, at_least(2), at_most(256)] = 255  # maximum per feature; fewer bins make smaller messages
     edges: Path | None = None  # file with the bin edges; default: a fixed grid for all numbers
-    edge_noise: float | None = None  # estimate edges from noised counts; multiplier of the sensitivity of one query
-    bounds: tuple[float, float] | None = None  # of all features, with --edge-noise; default: unbounded
     test: list[Path] | None = None  # LETOR file for testing; may be repeated
     vote: Votes = 0  # number of features per leaf that each organisation votes for; twice as many are sent; 0: all
     seed: int = 1  # random seed
@@ -130,24 +128,16 @@ def trees_grow(
     Growing alone gives no privacy guarantee.
     """
     from fedrank.experiments.report.command_output import about_grown
-    from fedrank.experiments.runner.cards import about_priced_edges, grown_card
+    from fedrank.experiments.runner.cards import grown_card
     from fedrank.trees.boosters import Grower
-    from fedrank.trees.growing_files import PricedEdges, grow_files
-    from fedrank.trees.noise import EdgeNoise
+    from fedrank.trees.growing_files import grow_files
 
-    if (bounds := more.bounds) is not None and more.edge_noise is None:
-        raise ValueError(f"--bounds {bounds[0]:g} {bounds[1]:g} needs --edge-noise; add it, or remove --bounds")
     rules = Grower(trees, leaves, rate, more.min_data_in_leaf, bins=more.bins)
 
     def tell(grown: int, quality: float) -> None:
         if grown % 10 == 0 and not more.quiet:
             print_note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
 
-    def finish(folder: Path, priced: PricedEdges | None) -> None:
-        said = "" if priced is None else about_priced_edges(priced.unit, priced.times, priced.epsilon, priced.delta)
-        grown_card(folder, len(silo), secure, said).write(folder)
-
-    noise = None if more.edge_noise is None else EdgeNoise(more.edge_noise, bounds=bounds)
     made = grow_files(
         silo,
         out,
@@ -158,8 +148,7 @@ def trees_grow(
         secure,
         more.seed,
         tell,
-        finish,
-        noise,
+        lambda folder: grown_card(folder, len(silo), secure).write(folder),
         more.vote,
     )
     print_sections(about_grown(made))

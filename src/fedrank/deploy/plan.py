@@ -431,12 +431,7 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
     """Reasons why an experiment with forests cannot run between sites, one line each."""
     found, merge = [], experiment.merge
     if isinstance(merge, Histograms):
-        if merge.edge_noise() is not None:
-            found.append(
-                f'merge.edges: "{merge.edges}" are estimated only by `fedrank run` and `fedrank trees grow`, not '
-                'between sites; use "grid" or "bounded"'
-            )
-        elif merge.edges not in ("grid", "bounded"):
+        if merge.edges not in ("grid", "bounded"):
             found.append(f'merge.edges: "{merge.edges}" cannot be derived from a plan; use "grid" or "bounded"')
     elif merge is None or name_of(merge) not in ("linear", "stacking"):
         named = "not set" if merge is None else f'"{name_of(merge)}"'

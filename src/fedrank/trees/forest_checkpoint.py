@@ -21,7 +21,6 @@ class Grown:
     trees: list[list[str]] = field(default_factory=list)  # [rounds]: one tree each, unless clients grow together
     validation: list[float] = field(default_factory=list)  # [rounds]: nDCG@10
     whole: bool = False  # whether it is finished
-    edges: list[list[float]] | None = None  # bin edges, where privacy was spent to estimate them
 
     @property
     def all(self) -> tuple[str, ...]:

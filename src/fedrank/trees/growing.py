@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -48,7 +48,6 @@ class GrowPlan:
     clients: tuple[int, ...]
     secure: bool = False  # secure aggregation: the server sees sums over all clients and no client's own numbers
     bits: int = 62  # of a number under secure aggregation
-    dropouts: Literal["again", "continue"] = "again"  # whether a tree is restarted or continued after a dropout
     vote: int = 0  # features per leaf for which each client votes before histograms are sent; 0: all are sent
     noise: TreeNoise | None = None  # None: releases have no noise
 
@@ -57,17 +56,8 @@ class GrowPlan:
             raise ValueError(f"clients must be distinct numbers from 0 (got {self.clients})")
         if self.secure and len(self.clients) < 2:
             raise ValueError("secure aggregation needs at least 2 clients: the sum of one is its own numbers")
-        if self.secure and self.dropouts != "again":
-            raise ValueError(
-                'dropouts = "continue" reveals the numbers of the missing client under secure aggregation; use "again"'
-            )
         if self.vote < 0:
             raise ValueError(f"vote must be 0 or more (got {self.vote}); 0 sends all features")
-        if self.vote and self.dropouts != "again":
-            raise ValueError(
-                f'vote = {self.vote} requires dropouts = "again" (got "continue"): leaves would be counted again '
-                "without the votes of the missing client; or use vote = 0"
-            )
         if self.noise is not None:
             self._check_shares(self.noise.shares)
 
@@ -87,8 +77,8 @@ class GrowPlan:
     def run(self) -> bytes:
         """16 bytes that identify what was agreed on: messages of another plan are rejected."""
         agreed = asdict(self.rules) | {"rules": _RULES[type(self.rules)], "seed": self.seed, "version": VERSION}
-        agreed |= {"clients": self.clients, "secure": self.secure, "bits": self.bits, "dropouts": self.dropouts}
-        agreed |= {"vote": self.vote}
+        agreed |= {"clients": self.clients, "secure": self.secure, "bits": self.bits}
+        agreed |= {"vote": self.vote, "dropouts": "again"}  # the second one is kept from earlier versions
         content = json.dumps(agreed, sort_keys=True).encode() + self.edges.digest
         name = hashlib.blake2b(content, digest_size=16).digest()
         if self.noise is None:
@@ -143,7 +133,7 @@ class ClientGroup(Protocol):
         """Split a leaf."""
 
     def histogram(self, leaf: int) -> Packed:
-        """Of the root, of the leaf that the last split requested, or of any leaf after a client dropped out."""
+        """Of the root, or of the leaf that the last split requested."""
 
     def votes(self, leaves: tuple[int, ...]) -> Votes:
         """For features of the root, or of both parts of the leaf that was split last."""
@@ -292,18 +282,13 @@ def _grown(clients: ClientGroup, number: int, shift: int) -> GrownTree:
 
 
 def _leaf_by_leaf(clients: ClientGroup, number: int, shift: int) -> GrownTree:
-    """Best-first growth: always split the leaf with the largest gain; after a dropout continue if the plan says so."""
+    """Best-first growth: always split the leaf with the largest gain."""
     plan = clients.plan
     finder = SplitFinder(plan.rules, plan.edges, plan.features(number), shift, clients.histogram(0))
     while (split := finder.next_split()) is not None:
-        try:
-            clients.split(split)
-            if split.wanted >= 0:
-                finder.take([(split.wanted, finder.known)], [clients.histogram(split.wanted)])
-        except DroppedOut:
-            if plan.dropouts == "again":
-                raise
-            finder.recount([clients.histogram(leaf) for leaf in range(len(finder.leaves))])
+        clients.split(split)
+        if split.wanted >= 0:
+            finder.take([(split.wanted, finder.known)], [clients.histogram(split.wanted)])
     return finder.tree()
 
 

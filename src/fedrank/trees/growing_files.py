@@ -9,29 +9,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedrank.data.ranking import RankingData
 from fedrank.files import UNFINISHED as PART
 from fedrank.files import parse_json, read_text, write_atomic
-from fedrank.privacy.ledger import Ledger
-from fedrank.privacy.population import LEDGER
 from fedrank.ranking.measures import evaluate
 from fedrank.ranking.model import read_for
-from fedrank.trees.binning import FORMAT as EDGE_FORMAT
 from fedrank.trees.binning import Edges, grid_edges
 from fedrank.trees.boosters import BoosterState, Grower, best_size
 from fedrank.trees.forest import Forest, save_forest
 from fedrank.trees.growing import GrowPlan
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from, in_process
 from fedrank.trees.model_files import load_model
-from fedrank.trees.noise import EdgeNoise, estimated_edges
 
 UNFINISHED = "growing.json"  # the forest so far
-EDGES = "edges.json"  # bin edges, where privacy was spent on them
 FINISHED = "grown.json"  # what a finished forest was grown from
 FORMAT = "fedrank-growing"
-DELTA = 1e-5  # of the cost of estimated edges
 
 
 @dataclass(frozen=True)
@@ -46,18 +38,7 @@ class GrownFile:
     resumed: int  # trees that existed before
     bytes_up: int  # of all histograms and answers
     bytes_down: int
-    priced: PricedEdges | None = None  # where privacy was spent on bin edges
     finished_before: bool = False  # whether the forest was complete already
-
-
-@dataclass(frozen=True)
-class PricedEdges:
-    """The privacy cost of estimating bin edges."""
-
-    unit: str
-    times: int  # more than one where the process was killed in between
-    delta: float
-    epsilon: float
 
 
 def grow_files(
@@ -70,8 +51,7 @@ def grow_files(
     secure: bool = False,
     seed: int = 1,
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
-    finish: Callable[[Path, PricedEdges | None], None] = lambda folder, priced: None,  # writes further files
-    edge_noise: EdgeNoise | None = None,  # with which edges are estimated
+    finish: Callable[[Path], None] = lambda folder: None,  # writes further files
     vote: int = 0,  # features per leaf that each client votes for; 0: histograms of all are sent
 ) -> GrownFile:
     """Grow one forest through messages as bytes; an interrupted forest continues after its last tree."""
@@ -89,19 +69,12 @@ def grow_files(
     judged = judged or [None] * len(train)
     tests = {str(path): read_for(path, features, "none") for path in test}
     folder, files = Path(out), [*silos, *validation]
-    if edges is not None and edge_noise is not None:
-        raise ValueError(f"the edges of {edges} need no noise; either name a file of edges, or estimate them")
-    noised = None if edge_noise is None else asdict(edge_noise)
-    asked = {**asdict(rules), "seed": seed, "secure": secure, "vote": vote, "edge noise": noised}
+    asked = {**asdict(rules), "seed": seed, "secure": secure, "vote": vote, "edge noise": None}  # hashed, as before
     origin = _name(json.dumps(asked, sort_keys=True).encode(), [*files, *([] if edges is None else [edges])])
     if (folder / FINISHED).exists():
         return _finished(folder, origin, by_file, tests)
     _check_folder(folder)
-    priced = None
-    if edge_noise is not None:
-        agreed, priced = _estimated(folder, train, edge_noise, rules.bins, secure, files)
-    else:
-        agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
+    agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
     plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure, vote=vote)
     name = _name(plan.run, files)
     past = _past(folder, name)
@@ -120,14 +93,14 @@ def grow_files(
     best = best_size(curve)
     forest = forest_from(trees[:best], train[0], plan)
     save_forest(forest, folder / "model.json")
-    finish(folder, priced)
+    finish(folder)
     write_atomic(
         folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
     )
     (folder / UNFINISHED).unlink(missing_ok=True)  # the last step, which is repeated after a kill
     bytes_both = server.bytes_up, server.bytes_down
     tested, file = _tested(forest, tests), folder / "model.json"
-    return GrownFile(file, forest, by_file, tested, len(trees), len(past.trees), *bytes_both, priced)
+    return GrownFile(file, forest, by_file, tested, len(trees), len(past.trees), *bytes_both)
 
 
 def _tested(forest: Forest, tests: dict[str, RankingData]) -> dict[str, float]:
@@ -190,34 +163,11 @@ def _keep(folder: Path, name: str, trees: Sequence[str], curve: Sequence[float])
 
 def _check_folder(folder: Path) -> None:
     """Raise FileExistsError for a folder with files that do not belong to an unfinished forest."""
-    # A process killed during a write leaves a partial file.
-    begun = {LEDGER, EDGES}
     if (folder / UNFINISHED).exists() or not folder.exists():
         return
-    if any(path.name not in begun and not path.name.endswith(PART) for path in folder.iterdir()):
+    # A process killed during a write leaves a partial file.
+    if any(not path.name.endswith(PART) for path in folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty, and its files are not overwritten; name another folder")
-
-
-def _estimated(
-    folder: Path, train: Sequence[RankingData], noise: EdgeNoise, bins: int, secure: bool, files: Sequence[str | Path]
-) -> tuple[Edges, PricedEdges]:
-    """Edges estimated with noise: charged before anything is counted, and stored, so they are paid for once."""
-    settings = json.dumps({**asdict(noise), "bins": bins, "secure": secure}, sort_keys=True)
-    name, path = _name(settings.encode(), files), folder / EDGES
-    with Ledger.open(folder / LEDGER, len(train)) as ledger:
-        if not path.exists():
-            ledger.reserve({1: np.arange(len(train))})
-            ledger.begun(1)
-            edges = estimated_edges(train, noise, bins, secure)
-            write_atomic(path, json.dumps({"format": EDGE_FORMAT, "edges": edges.values, "of": name}) + "\n")
-        times = ledger.rounds()
-    if parse_json(read_text(path)).get("of") != name:
-        raise ValueError(
-            f"the edges in {folder} were estimated with other settings or from other files, and their privacy cost "
-            "was charged; name another folder, or use the same settings and files"
-        )
-    cost = noise.guarantee(train[0].features.shape[1]).epsilon(times, DELTA)
-    return Edges.load(path), PricedEdges(noise.unit, times, DELTA, cost)
 
 
 def _past(folder: Path, name: str) -> BoosterState:

@@ -6,7 +6,6 @@
     keys (secure aggregation)     ->    advertisement
     begin: tree, roster           ->    histogram of the root
     cut: leaf, feature, bin       ->    histogram of the smaller leaf
-    look: leaf                    ->    its histogram (after a dropout)
     show: leaves, features        ->    their histograms (where `begin` and `cut` are answered with votes)
     end: values of leaves         ->    quality on its validation queries
 
@@ -134,7 +133,7 @@ class TreeClient:
         if plan.noise is not None:
             steps |= {"ask": self._release}
         else:
-            steps |= {"begin": self._begin, "cut": self._cut, "look": self._look, "end": self._end, "show": self._show}
+            steps |= {"begin": self._begin, "cut": self._cut, "end": self._end, "show": self._show}
         self._steps = {_kind(plan, name): step for name, step in steps.items()}
 
     def answer(self, content: bytes) -> bytes:
@@ -250,14 +249,6 @@ class TreeClient:
             self._number += 1
             return "cut-done", {"number": np.array([self._number])}
         return self._votes((split.leaf, split.new)) if self._voter is not None else self._histogram(split.wanted)
-
-    def _look(self, content: bytes, label: Label) -> Sent:
-        leaf = int(self._numbered(content, label, {"leaf": NUMBER})["leaf"][0])
-        if self.plan.dropouts != "continue":
-            raise Refused('a leaf was requested again, which requires dropouts = "continue"')
-        if not 0 <= leaf < self._leaves:
-            raise Refused(f"leaf {leaf} does not exist in a tree of {self._leaves} leaves")
-        return self._histogram(leaf)
 
     def _show(self, content: bytes, label: Label) -> Sent:
         """Histograms of elected features, once, for the leaves of the last vote."""
@@ -444,7 +435,8 @@ class TreeServer:
         self._keep(found)
 
     def histogram(self, leaf: int) -> Packed:
-        kind, parts = self._pending or ("look", {"number": np.array([self._number]), "leaf": np.array([leaf])})
+        assert self._pending is not None
+        kind, parts = self._pending
         split = self._split if kind == "cut" else None
         release = HistogramRelease(self._number, (self._layout,), rows=self.rows)
 
@@ -627,8 +619,6 @@ class TreeServer:
         self._present = [client for client in self._present if client in found]
         for client in gone:
             self._known.pop(client, None)
-        if not self._present and self.plan.dropouts == "continue":
-            raise ValueError(f"all clients dropped out of tree {self._tree}; the trees so far are saved")
         raise DroppedOut(", ".join(map(str, gone)))
 
     def _asked(

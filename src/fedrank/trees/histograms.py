@@ -19,7 +19,7 @@ from fedrank.trees.forest import make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown, resumable
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, in_process
-from fedrank.trees.noise import EdgeNoise, TreeNoise, estimated_edges
+from fedrank.trees.noise import TreeNoise
 from fedrank.trees.splits import Portion
 
 
@@ -29,13 +29,10 @@ class Histograms:
 
     Bin edges are a grid that fits all numbers and does not depend on the data; equidistant between known bounds;
     from a file that all clients agreed on; or of pooled data, as an upper bound where data must not be shared.
-    Or they are estimated, at a privacy cost, from noised counts in the cells of that grid, or between these bounds.
     """
 
-    # Source of bin edges.
-    edges: Literal["grid", "bounded", "file", "pooled", "noised-grid", "noised-bounded"] = "grid"
-    edge_rows: int = 100  # maximum contribution of a unit in rows, for noised edges
-    low: float = 0.0  # bounds of all features, for edges = "bounded" and "noised-bounded"
+    edges: Literal["grid", "bounded", "file", "pooled"] = "grid"  # source of bin edges
+    low: float = 0.0  # bounds of all features, for edges = "bounded"
     high: float = 1.0
     file: str = ""  # file of edges that all clients agreed on, for edges = "file"
     vote: int = 0  # features per leaf that each client votes for; twice as many are sent; 0: all are sent
@@ -71,7 +68,6 @@ class Histograms:
         if not 0 < self.honest <= 1:
             raise ValueError(f"honest must be above 0 and at most 1, a fraction of the clients (got {self.honest})")
         self.tree_noise()
-        self.edge_noise()
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
@@ -80,7 +76,7 @@ class Histograms:
         rules = self.rules(checkpoint.booster)
 
         def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
-            edges = self._edges(portions, rules, past, checkpoint)
+            edges = self.edges_for([portion.train for portion in portions], rules.bins)
             return _rounds(portions, self.plan(rules, edges, seed, range(len(portions))), past, checkpoint)
 
         grown = checkpoint.take_up(rounds)
@@ -112,33 +108,11 @@ class Histograms:
         """The noise of trees; None: no noise, and no guarantee."""
         if self.private == "no":
             return None
-        shared = self._shares(clients)
+        shared = max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
         return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth, shared)
 
-    def edge_noise(self, clients: int = 1) -> EdgeNoise | None:
-        """The noise of estimated edges; None: they are not estimated."""
-        if not self.edges.startswith("noised"):
-            return None
-        bounds = (self.low, self.high) if self.edges == "noised-bounded" else None
-        return EdgeNoise(self.noise, self.unit, self.edge_rows, bounds, self._shares(clients))
-
-    def _shares(self, clients: int) -> int:
-        return max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
-
-    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, checkpoint: ForestCheckpoint) -> Edges:
-        """The edges of a forest; estimated ones are stored with its trees."""
-        train = [portion.train for portion in portions]
-        if self.edge_noise() is None:
-            return self.edges_for(train, rules.bins)
-        if past.edges is None:
-            checkpoint.charge(len(portions), edges_round(rules))
-            past.edges = [list(edges) for edges in self.edges_for(train, rules.bins).values]
-        return Edges(tuple(map(tuple, past.edges)))
-
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
-        """The edges of all clients; estimated ones differ each time, and are charged each time."""
-        if (noise := self.edge_noise(len(train))) is not None:
-            return estimated_edges(train, noise, bins, self.secure)
+        """The edges of all clients."""
         if self.edges == "pooled":
             return quantile_edges(RankingData.join(train), bins)
         if self.edges == "file":
@@ -152,11 +126,6 @@ class Histograms:
         if self.edges == "bounded":
             return bounded_edges(features, self.low, self.high, bins)
         raise ValueError(f'edges = "{self.edges}" do not follow from a plan; use "grid" or "bounded"')
-
-
-def edges_round(rules: Grower) -> int:
-    """The round of a ledger for bin edges: the one after all trees."""
-    return rules.trees + 1
 
 
 def _rounds(

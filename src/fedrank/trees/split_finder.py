@@ -195,17 +195,6 @@ class SplitFinder:
                 known_of_larger = np.union1d(known_of_larger, features)
         self._consider(self.leaves[_other(split)], larger, known_of_larger)
 
-    def recount(self, histograms: Sequence[Packed]) -> None:
-        """Continue with these histograms, one per leaf, after a client dropped out whose rows were counted."""
-        from fedrank.kernels.grow import totals_of
-
-        self.leaves = [
-            _Leaf(Sums(*map(int, totals_of(histogram, self.shift, self.features[0]))), leaf.depth)
-            for leaf, histogram in zip(self.leaves, histograms, strict=True)
-        ]
-        for leaf, histogram in zip(self.leaves, histograms, strict=True):
-            self._consider(leaf, histogram, self.features)
-
     def tree(self) -> GrownTree:
         """The current tree."""
         sums = [leaf.sums for leaf in self.leaves]

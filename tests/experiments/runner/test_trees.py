@@ -462,20 +462,3 @@ def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, fi
     model = (task.folder / "model.txt").read_text()
     [ranges] = [line for line in model.split("\n") if line.startswith("feature_infos=")]
     assert set(ranges.partition("=")[2].split()) == {"none"}  # a range is two values of rows
-
-
-@pytest.mark.parametrize("private", ["no", "random-splits"])
-def test_estimated_edges_are_paid_for_in_the_ledger_of_the_run(tmp_path, files, private):
-    merge = {"name": "histograms", "edges": "noised-bounded", "private": private, "noise": 10.0}
-    task = merging(tmp_path, files, merge=merge, booster={"name": "grower", "trees": 4, "leaves": 4})
-    assert perform(task) == "finished", (task.folder / "run.json").read_text()
-    card = json.loads((task.folder / "privacy.json").read_text())
-    with Ledger.open(task.folder / "ledger", 2) as ledger:
-        assert (ledger.times(5), ledger.rounds()) == (1, 1 if private == "no" else 5)
-    if private == "no":
-        assert card["promises"] == []
-        assert "No privacy guarantee. Bin edges alone cost ε = " in card["summary"]
-    else:  # a fifth release, with the same noise
-        [guarantee] = card["promises"]
-        assert guarantee["times"] == 5
-        assert 4 * guarantee["epsilon_each_time"] > guarantee["epsilon"] > guarantee["epsilon_each_time"]

@@ -144,19 +144,12 @@ def merged_card(folder: Path, clients: int) -> Card:
     return issued(replace(forest_card(clients), what=DEPLOYED_RUN), folder)
 
 
-def grown_card(folder: Path, clients: int, secure: bool, edges: str = "") -> Card:
-    """The card of a forest that clients grew from histograms; `edges` states the cost of its bin edges."""
+def grown_card(folder: Path, clients: int, secure: bool) -> Card:
+    """The card of a forest that clients grew from histograms."""
     sees = GROWN_IN_SUM if secure else GROWN_FOREST
-    noised = f"; noise is not added{' to anything else' if edges else ''}"
-    summary = f"No mechanism: {sees}{noised}. No privacy guarantee.{edges}"
+    summary = f"No mechanism: {sees}; noise is not added. No privacy guarantee."
     card = replace(forest_card(clients), what=SIMULATED_RUN, who_sees_what=sees, summary=summary)
     return issued(card, folder)
-
-
-def about_priced_edges(unit: str, times: int, epsilon: float, delta: float) -> str:
-    """A sentence about the cost of estimating bin edges, appended to others."""
-    often = "" if times == 1 else f" (estimated {times:,} times)"
-    return f" Bin edges{often} alone cost ε = {up(epsilon)} at δ = {delta:g} for one {unit}."
 
 
 def log_card(log: SearchLog) -> Card:

@@ -96,8 +96,7 @@ def _from_trees(experiment: TreesExperiment) -> list[Disclosure]:
         noise = merge.tree_noise(clients)
         assert noise is not None
         releases = experiment.booster.trees * noise.releases
-        edges = int(merge.edge_noise(clients) is not None)
-        paid = paid_for_trees(merge, Histograms.rules(experiment.booster), releases, clients, edges)
+        paid = paid_for_trees(merge, Histograms.rules(experiment.booster), releases, clients)
         what = "noised sums of gradients and hessians, from which the whole forest is built"
         return [Disclosure(what, "the server; all clients, as a forest", paid.because, paid)]
     if isinstance(merge, Histograms):

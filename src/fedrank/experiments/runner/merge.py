@@ -27,7 +27,7 @@ from fedrank.seeds import rng_for
 from fedrank.trees.boosters import MEASURE, Grower, Trainer, best_size
 from fedrank.trees.forest import lightgbm, make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
-from fedrank.trees.histograms import Histograms, edges_round
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import ENOUGH, Merger, Stacking, WeightedSum
 from fedrank.trees.model_files import save_any, with_notes
 from fedrank.trees.split_folder import sizes
@@ -208,7 +208,9 @@ def perform_merge(run: MergeRun) -> None:
         experiment.booster,
         studies if experiment.tune else None,
         turn,
-        forests=[] if checkpoint is None else [Grown(**grown) for grown in checkpoint["forests"]],
+        forests=[
+            Grown(one["trees"], one["validation"], one["whole"]) for one in (checkpoint or {"forests": ()})["forests"]
+        ],
     )
     seed, threads = writer.task.seed, writer.threads
     portions = experiment.split(fold, rng_for(seed, "split"))
@@ -224,7 +226,7 @@ def perform_merge(run: MergeRun) -> None:
     notes = [f"{untuned} stacked models use the settings of the spec: no tried setting could split the merge set"]
     card = cards.forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms):
-        card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions), fold)
+        card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions))
     run.finish(outcome, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
@@ -262,30 +264,22 @@ class TreeAccount:
         self._ledger.reserve({round: np.arange(clients)})
         self._ledger.begun(round)
 
-    def card(self, bare: Card, merge: Histograms, rules: Grower, clients: int, fold: Fold) -> Card:
+    def card(self, bare: Card, merge: Histograms, rules: Grower, clients: int) -> Card:
         """The privacy card of the forest, from the ledger."""
         if self._ledger is None:  # a finished forest whose files are rewritten
             self._ledger = Ledger.open(self.folder, clients) if self.folder.exists() else None
         if self._ledger is None:
             return bare
-        charged, edges = self._ledger.rounds(), self._ledger.times(edges_round(rules))
+        charged = self._ledger.rounds()
         self._ledger.close()
-        noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
-        if noise is not None:
-            bare = replace(bare, rounds_charged=charged)
-            return noised_card(bare, merge, rules, (charged - edges) * noise.releases, clients, edges)
-        if edge_noise is None:
-            return bare
-        # Without a guarantee of the forest, only the estimate of its bin edges is priced.
-        cost = edge_noise.guarantee(fold.train.features.shape[1]).epsilon(edges, merge.delta)
-        text = cards.about_priced_edges(merge.unit, edges, cost, merge.delta)
-        return replace(bare, rounds_charged=edges, summary=bare.summary + text)
+        noise = merge.tree_noise(clients)
+        assert noise is not None
+        return noised_card(replace(bare, rounds_charged=charged), merge, rules, charged * noise.releases, clients)
 
 
-def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Card:
-    """The card of a forest after a number of noised releases; `edges` counts estimates of bin edges."""
-    paid = paid_for_trees(merge, rules, releases, clients, edges)
-    releases += edges
+def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int) -> Card:
+    """The card of a forest after a number of noised releases."""
+    paid = paid_for_trees(merge, rules, releases, clients)
     mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
     sees = ForestDisclosure.of(merge).who_sees_what
     cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
@@ -297,13 +291,10 @@ def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, cli
     )  # fmt: skip
 
 
-def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Paid:
-    """The cost of noised releases of trees, including estimates of bin edges."""
-    noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
+def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int) -> Paid:
+    """The cost of noised releases of trees."""
+    noise = merge.tree_noise(clients)
     assert noise is not None
     guarantee = noise.priced(MAX_FEATURES, rules.bins, rules.fraction)
-    spent = [(guarantee, releases)]
-    if edge_noise is not None:
-        spent.append((edge_noise.guarantee(MAX_FEATURES), edges))
-    total, each = cost_together(spent, merge.delta), guarantee.epsilon(1, merge.delta)
-    return Price(guarantee, releases + edges, each, total, merge.delta).paid
+    total, each = cost_together([(guarantee, releases)], merge.delta), guarantee.epsilon(1, merge.delta)
+    return Price(guarantee, releases, each, total, merge.delta).paid

@@ -86,6 +86,7 @@ MOVED = {
     "learner.prox": 'local = { name = "fedprox", strength = 0.01 }',
     "learner.personal": 'local = "fedper"',
     "learner.control": 'local = "scaffold"',
+    "merge.edge_rows": 'edges = "grid" or "bounded"',
 }
 
 
