@@ -61,7 +61,7 @@ def write_files(folder: Path, megabytes: float) -> tuple[Path, Path]:
 
 
 def convert(folder: Path) -> Any:
-    from fedrank.data.aol4foltr import convert_aol4foltr
+    from fedrank_papers.aol4foltr import convert_aol4foltr
 
     convert_aol4foltr(folder / "metadata.csv", folder / "letor.txt", folder / "out")
 

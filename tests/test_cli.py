@@ -459,7 +459,7 @@ COMMANDS = [
     ["search", "export"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
     ["rerank", "serve"], ["rerank", "key"], ["rerank", "status"], ["rerank", "forget"], ["rerank", "mcp"],
 ]  # fmt: skip
-PLUG_INS = [["papers", "list"], ["papers", "run"], ["papers", "report"]]
+PLUG_INS = [["papers", "list"], ["papers", "convert"], ["papers", "run"], ["papers", "report"]]
 
 
 def commands_below(command, words=()):

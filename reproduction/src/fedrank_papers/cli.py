@@ -33,6 +33,19 @@ def papers_list(as_json: AsJson = False) -> None:
     print_result(as_json, papers_facts, about_papers)
 
 
+@papers_app.command("convert", epilog="Example:  fedrank papers convert metadata.csv letor.txt --out aol")
+def papers_convert(
+    metadata: Annotated[Path, typer.Argument(help="Published metadata.csv of AOL4FOLTR.")],
+    letor: Annotated[Path, typer.Argument(help="Published features, letor.txt, unpacked.")],
+    out: Annotated[Path, typer.Option(help="Folder for the data set.")],
+) -> None:
+    """Convert the published files of AOL4FOLTR into a data set. A stopped conversion continues."""
+    from fedrank.cli.data import make_log
+    from fedrank_papers.aol4foltr import convert_aol4foltr
+
+    make_log(lambda report: convert_aol4foltr(metadata, letor, out, report))
+
+
 @papers_app.command(
     "run",
     epilog="Examples:  fedrank papers run thesis/table-6-2 --quick  ·  fedrank papers run thesis/fig-5-5 --set "

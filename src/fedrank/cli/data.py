@@ -168,7 +168,6 @@ def data_clients(
 class BuildOptions:
     """Options for all kinds of logs."""
 
-    letor: Path | None = None  # with --aol4foltr: the published features, letor.txt, unpacked
     users: Positive | None = None  # number of users to keep, the most active ones; default: all
     min_interactions: Positive = 1  # minimum number of entries per user
     exclude: list[str] | None = None  # user to exclude; may be repeated
@@ -248,8 +247,7 @@ class ShownOptions:
     "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person  ·  fedrank data "
     "build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out shop --keep-days 90"
     "  ·  fedrank data build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out "
-    "shop --hold-out-days 7 --hold-out-users 0.1"
-    "  ·  fedrank data build --aol4foltr metadata.csv --letor letor.txt --out aol",
+    "shop --hold-out-days 7 --hold-out-users 0.1",
 )
 @with_settings
 def data_build(
@@ -272,9 +270,6 @@ def data_build(
     ubi_events: Annotated[
         Path | None, typer.Option(help="Clicks in the format of User Behavior Insights: .ndjson, or a folder of them.")
     ] = None,
-    aol4foltr: Annotated[
-        Path | None, typer.Option(help="Published metadata.csv of AOL4FOLTR; also give its features with --letor.")
-    ] = None,
     features: Annotated[
         str,
         typer.Option(help="Feature set: aol-103 (AOL4FOLTR), live-1 (fedrank search) or engine-1 (search engines)."),
@@ -289,9 +284,8 @@ def data_build(
 ) -> None:
     """Build a data set from a click log: lists, features, users and times. A stopped build continues.
 
-    The log is a table (--log), User Behavior Insights (--ubi-queries, --ubi-events) or AOL4FOLTR (--aol4foltr).
+    The log is a table (--log) or User Behavior Insights (--ubi-queries, --ubi-events).
     """
-    from fedrank.data.aol4foltr import convert_aol4foltr
     from fedrank.data.build_log import LogBuild, build_log
     from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
     from fedrank.data.lists import ListRules
@@ -301,14 +295,6 @@ def data_build(
 
     workers = more.threads or os.cpu_count() or 1
     columns = dict(_pair(text) for text in tables.column or [])
-    if aol4foltr is not None or more.letor is not None:
-        files = {"docs": docs, "log": log, "ubi_queries": ubi_queries, "ubi_events": ubi_events}
-        users = {"users": more.users, "exclude": more.exclude}
-        _refuse("another kind of log", files, users, vars(ubi), vars(tables), vars(shown), vars(candidates))
-        if aol4foltr is None or (letor := more.letor) is None:
-            raise ValueError("AOL4FOLTR has two files; give both --aol4foltr METADATA and --letor LETOR")
-        _make_log(lambda report: convert_aol4foltr(aol4foltr, letor, out, report), more.quiet)
-        return
     if docs is None:
         raise ValueError("--docs is missing; give the documents that the log refers to")
     source: Path | UbiSource
@@ -316,7 +302,7 @@ def data_build(
         _refuse("another kind of log", vars(candidates), vars(tables))
         source = UbiSource(ubi_queries, ubi_events)
     elif log is None or ubi_queries is not None or ubi_events is not None:
-        raise ValueError("give --log, both --ubi-queries and --ubi-events, or --aol4foltr and --letor")
+        raise ValueError("give --log, or both --ubi-queries and --ubi-events")
     elif is_shown_table(log, columns):
         _refuse("another kind of log", vars(candidates), vars(ubi))
         source = log
@@ -331,7 +317,7 @@ def data_build(
             features=features,
             **more.selection(),
         )
-        _make_log(lambda report: build_log(log, docs, out, rules, threads=workers, progress=report), more.quiet)
+        make_log(lambda report: build_log(log, docs, out, rules, threads=workers, progress=report), more.quiet)
         return
     usual, redaction = UbiRules(), Redaction()
     actions, positions = tuple(ubi.action or usual.actions), shown.positions or usual.positions
@@ -349,7 +335,7 @@ def data_build(
         features=features,
         **more.selection(),
     )
-    _make_log(lambda report: build_shown(source, docs, out, how, threads=workers, progress=report), more.quiet)
+    make_log(lambda report: build_shown(source, docs, out, how, threads=workers, progress=report), more.quiet)
 
 
 @data_app.command(
@@ -501,7 +487,8 @@ def data_synth(
     print_line(f"Next: fedrank data build --log {log} --docs {docs} --out {out / 'data'}")
 
 
-def _make_log(make: Callable[[Progress], SearchLog], quiet: bool = False) -> None:
+def make_log(make: Callable[[Progress], SearchLog], quiet: bool = False) -> None:
+    """Build or convert a data set with a progress bar, and print what it contains."""
     from fedrank.data.describe_log import notes
     from fedrank.experiments.runner.cards import log_card
 

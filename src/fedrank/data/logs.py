@@ -1,7 +1,7 @@
 """Data sets built from search logs: users, times, queries, shown documents and clicks.
 
-A data set is a folder of plain `.npy` and text files that `build_log`, `build_shown` or `convert_aol4foltr` writes and
-`load_log` memory-maps. It is complete when it has a `facts.json`, which is written last.
+A data set is a folder of plain `.npy` and text files that `build_log` or `build_shown` writes and `load_log`
+memory-maps. It is complete when it has a `facts.json`, which is written last.
 """
 
 from __future__ import annotations

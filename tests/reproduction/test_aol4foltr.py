@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrank.cli import main
-from fedrank.data import aol4foltr as module
 from fedrank.data import log_folder
-from fedrank.data.aol4foltr import convert_aol4foltr, read_metadata, read_queries
 from fedrank.data.describe_log import notes
 from fedrank.data.letor import read_letor
 from fedrank.data.log_features import FEATURE_NAMES
 from fedrank.data.logs import load_log
+from fedrank_papers import aol4foltr as module
+from fedrank_papers.aol4foltr import convert_aol4foltr, read_metadata, read_queries
 
 WIDTH, LENGTH = 103, 20
 HEADER = "qid,user_id,timestamp,query,target_doc_id,candidate_doc_ids\n"
@@ -224,7 +224,7 @@ def test_a_process_that_dies_between_marks_leaves_what_another_continues(tmp_pat
     files = write_files(tmp_path, entries)
     code = (
         "import os, sys\n"
-        "from fedrank.data import aol4foltr\n"
+        "from fedrank_papers import aol4foltr\n"
         "aol4foltr.BLOCK, aol4foltr.BETWEEN_MARKS = 70_000, 150_000\n"
         "die = lambda step, done, of: os._exit(9) if done > 250_000 else None\n"
         "aol4foltr.convert_aol4foltr(*sys.argv[1:], progress=die)\n"
@@ -366,17 +366,17 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     write_files(tmp_path)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "data", "build", *arguments])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "papers", "convert", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code or 0, *capsys.readouterr()
 
-    asked = ("--aol4foltr", "metadata.csv", "--letor", "letor.txt", "--out", "aol")
+    asked = ("metadata.csv", "letor.txt", "--out", "aol")
     code, out, err = call(*asked)
     assert (code, err) == (0, "")
     assert out.startswith("4 rows, 4 of them valid; the data set contains 4 entries"), "no empty line of a bar"
     assert "fedrank data check aol" in out
-    code, out, err = call(*asked[:3], "metadata.csv", *asked[4:5], "other")
+    code, out, err = call("metadata.csv", "metadata.csv", "--out", "other")
     assert (code, out) == (2, ""), "no empty line before an error"
     assert err.startswith("fedrank: metadata.csv, line 1: 'qid,user_id,timestamp,query,target_doc_i' cannot be read")
     assert not Path("other").exists()
