@@ -8,26 +8,19 @@ import numpy as np
 import pytest
 
 from fedrank.kernels.trees import BLOCK, add_trees, best_negatives, kth_smallest
-from fedrank.trees.arrays import BY_CATEGORY, ZERO_IS_MISSING, Trees
+from fedrank.trees.arrays import ZERO_IS_MISSING, Trees
 
 
 def arrays(**given):
-    """The arrays of trees that are not given are empty, or say that nothing is special."""
-    splits, leaves = len(given["feature"]), len(given["value"])
+    """The arrays of trees that are not given say that nothing is special."""
+    splits = len(given["feature"])
     usual = {
         "roots": np.zeros(1, np.int32),
         "missing_left": np.zeros(splits, np.bool_),
         "kind": np.zeros(splits, np.uint8),
-        "set_start": np.zeros(1, np.int64),
-        "set_bits": np.empty(0, np.uint32),
-        "is_linear": np.zeros(leaves, np.bool_),
-        "base": np.zeros(leaves),
-        "slope_start": np.zeros(leaves + 1, np.int64),
-        "slope_feature": np.empty(0, np.int32),
-        "slope": np.empty(0),
     }
     trees = Trees(**usual | given)
-    return trees.is_plain, *(getattr(trees, each.name) for each in fields(trees))
+    return not np.any(trees.kind == ZERO_IS_MISSING), *(getattr(trees, each.name) for each in fields(trees))
 
 
 @pytest.mark.parametrize("documents", [1, BLOCK, BLOCK + 3])
@@ -50,33 +43,16 @@ def test_a_tree_by_hand(documents):
         assert scores.tolist() == [10 + expected[i % 5] for i in range(documents)]
 
 
-def test_sets_of_categories_zeros_and_lines_by_hand():
-    # x0 in {1, 40} ? 1 : (x1 <= 5, but zero goes right ? 2 + 3 x0 : 4)
+def test_a_split_for_which_zero_is_missing():
+    # x0 <= 5 ? 1 : 2, but zero and what is missing go right.
     tree = arrays(
-        feature=np.array([0, 1], dtype=np.int32),
-        threshold=np.array([0.0, 5.0]),
-        kind=np.array([BY_CATEGORY, ZERO_IS_MISSING], np.uint8),
-        child=np.array([[~0, 1], [~1, ~2]], dtype=np.int32),
-        value=np.array([1.0, 7.0, 4.0]),
-        set_start=np.array([0, 2]),
-        set_bits=np.array([1 << 1, 1 << 8], np.uint32),
-        is_linear=np.array([False, True, False]),
-        base=np.array([0.0, 2.0, 0.0]),
-        slope_start=np.array([0, 0, 1, 1]),
-        slope_feature=np.array([0], np.int32),
-        slope=np.array([3.0]),
+        feature=np.array([0], dtype=np.int32),
+        threshold=np.array([5.0]),
+        kind=np.array([ZERO_IS_MISSING], np.uint8),
+        child=np.array([[~0, ~1]], dtype=np.int32),
+        value=np.array([1.0, 2.0]),
     )
-    by_row = {
-        (1.9, 0): 1.0,  # cut to 1
-        (40, 0): 1.0,
-        (64, 1): 194.0,  # beyond the set
-        (1e20, 9): 4.0,
-        (-2, 1): -4.0,
-        (2, 0): 4.0,
-        (2, 1e-36): 4.0,  # zero to LightGBM
-        (2, np.nan): 4.0,
-        (np.nan, 1): 7.0,  # the line has no value for it
-    }
+    by_row = {(-2.0,): 1.0, (0.0,): 2.0, (1e-36,): 2.0, (1.0,): 1.0, (6.0,): 2.0, (np.nan,): 2.0}
     features = np.array(list(by_row), dtype=np.float32)
     for function in (add_trees, add_trees.py_func):
         scores = np.zeros(len(features))

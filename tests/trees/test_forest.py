@@ -16,7 +16,6 @@ lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.ranking.model import Model, load_weights, read_for, save_model  # noqa: E402
 from fedrank.ranking.rankers import Linear  # noqa: E402
-from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.boosters import Selgb  # noqa: E402
 from fedrank.trees.forest import Forest, joined, make_forest, save_forest  # noqa: E402
 from fedrank.trees.model_files import load_model  # noqa: E402
@@ -186,8 +185,6 @@ KINDS = {
     "plain": {},
     "zero as missing": {"zero_as_missing": True},
     "nothing missing": {"use_missing": False},
-    "categories": {"categorical_feature": [2, 3], "min_data_per_group": 1, "cat_smooth": 1.0, "max_cat_to_onehot": 1},
-    "lines": {"linear_tree": True, "linear_lambda": 0.1},
     "random forest": {"boosting": "rf", "bagging_freq": 1, "bagging_fraction": 0.6},
     "stumps": {"min_data_in_leaf": 1000},
 }
@@ -201,18 +198,13 @@ def test_every_kind_of_tree_scores_as_lightgbm_does_to_the_last_bit(kind):
     target = np.sin(3 * rows[:, 0]) + rows[:, 1] * (rows[:, 2] % 3) + (rows[:, 3] == 2)
     rows[rng.random(rows.shape) < 0.1], rows[rng.random(rows.shape) < 0.1] = np.nan, 0
     settings = {"objective": "regression", "num_leaves": 12, "min_data_in_leaf": 5, "verbose": -1, "num_threads": 1}
-    settings |= {key: value for key, value in KINDS[kind].items() if key != "categorical_feature"}
-    data = lightgbm.Dataset(
-        rows, target, params=settings, categorical_feature=KINDS[kind].get("categorical_feature", [])
-    )
-    booster = lightgbm.train(settings, data, 8)
+    settings |= KINDS[kind]
+    booster = lightgbm.train(settings, lightgbm.Dataset(rows, target, params=settings), 8)
     unseen = rng.standard_normal((3000, 4)).astype(np.float32) * np.float32(3)
     unseen[:, 2:] = rng.integers(-2, 90, (3000, 2))
     for odd in (0.0, -0.0, np.nan, np.inf, -np.inf, 1e-36, -1e-36, 1e-35, 3e38, -0.5, 2.5):
         unseen[rng.random(unseen.shape) < 0.02] = odd
     ours = Forest(booster.model_to_string())
-    assert (len(ours.arrays.set_bits) > 0) == (kind == "categories")
-    assert (len(ours.arrays.slope) > 0) == (kind == "lines")
     np.testing.assert_array_equal(ours.raw(unseen), booster.predict(unseen, raw_score=True))
     whole = unseen.astype(np.float64) / 3
     np.testing.assert_array_equal(ours.raw(whole), booster.predict(whole, raw_score=True))
@@ -239,9 +231,9 @@ def resized(text):
         ("left_child", "99 0 0 0", "only integers from -5 to 3"),
         ("left_child", "-9 0 0 0", "only integers from -5 to 3"),
         ("decision_type", "255 2 2 2", "only integers from 0 to 11"),
-        ("decision_type", "1 2 2 2", "splits by categories but has no set"),
-        ("num_cat", "1", "no line cat_boundaries="),
-        ("is_linear", "1", "no line num_features="),
+        ("decision_type", "1 2 2 2", "splits by categories, which are not supported"),
+        ("num_cat", "1", "splits by categories, which are not supported"),
+        ("is_linear", "1", "leaves are linear models, which are not supported"),
         ("leaf_count", "1 2", "2 values of leaf_count, expected 5"),
         ("split_gains", "1", "is not a line of a tree"),
     ],
@@ -293,29 +285,6 @@ def test_a_changed_forest_is_an_error_and_an_unsealed_one_a_note(forest, outside
     (tmp_path / "other.txt").write_text(outsider.model_to_string())
     load_model(tmp_path / "other.txt", heard.append)
     assert heard == ["other.txt has no checksum, so damage to the file may go unnoticed"]
-
-
-BY_CATEGORY = """num_leaves=2
-num_cat={sets}
-split_feature=0
-threshold=0
-decision_type=1
-left_child=-1
-right_child=-2
-leaf_value=1 2
-cat_boundaries={starts}
-cat_threshold=1"""
-
-
-def test_sets_of_categories_that_run_backwards_are_refused():
-    with pytest.raises(ValueError, match="2 sets of categories that are out of order"):
-        Trees.read([BY_CATEGORY.format(sets=2, starts="0 1000000 1")])
-
-
-def test_what_is_missing_is_of_no_category():
-    scores = np.zeros(3)
-    Trees.read([BY_CATEGORY.format(sets=1, starts="0 1")]).add(np.array([[0.0], [np.nan], [5.0]]), scores)
-    assert scores.tolist() == [1, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../model.txt", "/model.txt", "", None, 1])

@@ -13,7 +13,6 @@ from fedrank.ranking.model import Model
 from fedrank.ranking.rankers import Linear
 from fedrank.trees.export import export, plain_scores
 from fedrank.trees.export.engine_rules import engine_scores
-from fedrank.trees.forest import Forest
 from fedrank.trees.mergers import MERGERS, Alone, Bagged, Cyclic, Pooled, Stacking, WeightedSum, grown_together
 from fedrank.trees.mixtures import LinearMix, damped
 from fedrank.trees.model_files import load_model, save_any
@@ -182,16 +181,6 @@ def test_nothing_to_split_is_named():
     portion = Portion("blank", blank, None, None, blank)
     with pytest.raises(ValueError, match="no client found a split"):
         grown_together((portion, portion), SMALL, lambda number: [(0, 1.0)], 1)
-
-
-def test_leaves_with_linear_models_are_damped_as_a_whole():
-    data = made_up_data(40, longest=30, seed=6)
-    told = {"objective": "lambdarank", "linear_tree": True, "num_leaves": 4, "min_data_in_leaf": 5, "verbose": -1}
-    rows = lightgbm.Dataset(data.features, data.grades, group=np.diff(data.offsets), params=told)
-    grown = Forest(lightgbm.train(told, rows, 5).model_to_string())
-    assert "is_linear=1" in grown.text
-    mix = LinearMix((grown, grown), (0.25, 0.75), "fixed", (2.0, 0.5))
-    assert mix.as_forest().score(data) == pytest.approx(mix.score(data), abs=1e-6)
 
 
 def test_a_sum_of_forests_goes_to_an_engine(tmp_path):

@@ -20,7 +20,6 @@ from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for
-from fedrank.trees.arrays import BY_CATEGORY
 from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import Grower
 from fedrank.trees.forest import Forest
@@ -216,7 +215,7 @@ def read_root(
 def _thresholds_of(forest: Forest) -> dict[int, NDArray[np.float64]]:
     """By feature, all distinct thresholds of a forest."""
     trees = forest.arrays
-    here = (np.abs(trees.threshold) > ZERO) & (trees.kind != BY_CATEGORY)
+    here = np.abs(trees.threshold) > ZERO
     return {
         int(column): np.unique(trees.threshold[here & (trees.feature == column)])
         for column in np.unique(trees.feature[here])

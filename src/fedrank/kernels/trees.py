@@ -9,20 +9,19 @@ from fedrank.kernels.measures import as_integers, key_of
 
 BLOCK = 256  # documents that traverse a tree together, to overlap memory accesses
 ZERO = float(np.float32(1e-35))  # values from -ZERO to ZERO are zero to LightGBM
-ZERO_IS_MISSING, BY_CATEGORY = 2, 3  # kinds of splits, as in trees/arrays.py
+ZERO_IS_MISSING = 2  # a kind of splits, as in trees/arrays.py
 
 
 @compiled()
 def add_trees(
-    features, first, last, scores, plain, roots, feature, threshold, missing_left, kind, child, value,
-    set_start, set_bits, is_linear, base, slope_start, slope_feature, slope,
+    features, first, last, scores, zero_is_value, roots, feature, threshold, missing_left, kind, child, value
 ):  # fmt: skip
     """Add the predictions of trees for documents first .. last - 1 to their scores, tree after tree.
 
     The arrays are those of `trees/arrays.py: Trees`, which has checked them. A split sends a document to
     child[split, 0] if its value is at most the threshold, otherwise to child[split, 1]; a child below 0 is the leaf
-    ~child. NaN goes to the left if `missing_left` is set. If trees are `plain`, all splits and leaves are of this
-    kind.
+    ~child. NaN goes to the left if `missing_left` is set, and so does zero in splits for which it is missing; with
+    `zero_is_value` there are none.
     """
     node = np.empty(BLOCK, np.int32)
     for begin in range(first, last, BLOCK):
@@ -37,46 +36,14 @@ def add_trees(
                     if at >= 0:
                         seen = features[begin + i, feature[at]]
                         right = seen > threshold[at]
-                        if seen != seen:
+                        if seen != seen or (
+                            not zero_is_value and kind[at] == ZERO_IS_MISSING and -ZERO <= seen <= ZERO
+                        ):
                             right = not missing_left[at]
-                        elif not plain and kind[at] >= ZERO_IS_MISSING:
-                            if kind[at] == BY_CATEGORY:
-                                right = not in_set(seen, int(threshold[at]), set_start, set_bits)
-                            elif -ZERO <= seen <= ZERO:
-                                right = not missing_left[at]
                         node[i] = child[at, int(right)]
                         walking += node[i] >= 0
             for i in range(count):
-                leaf = ~node[i]
-                if not plain and is_linear[leaf]:
-                    scores[begin + i] += linear_leaf(
-                        features[begin + i], leaf, value, base, slope_start, slope_feature, slope
-                    )
-                else:
-                    scores[begin + i] += value[leaf]
-
-
-@compiled()
-def in_set(seen, number, set_start, set_bits):
-    """Whether a value, truncated to an integer, is in a set of categories."""
-    if not -1 < seen < 2147483648:
-        return False
-    category = int(seen)
-    word = set_start[number] + category // 32
-    return word < set_start[number + 1] and (set_bits[word] >> (category % 32)) & 1 == 1
-
-
-@compiled()
-def linear_leaf(row, leaf, value, base, slope_start, slope_feature, slope):
-    """The prediction of a leaf's linear model, or its constant value if a feature of the model is missing."""
-    total = base[leaf]
-    for i in range(slope_start[leaf], slope_start[leaf + 1]):
-        seen = row[slope_feature[i]]
-        if seen != seen:
-            return value[leaf]
-        if not -ZERO <= seen <= ZERO:
-            total += slope[i] * np.float64(seen)
-    return total
+                scores[begin + i] += value[~node[i]]
 
 
 @compiled()

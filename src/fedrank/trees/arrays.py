@@ -1,7 +1,8 @@
 """Trees as flat arrays: parsed from LightGBM's text with every index checked, and scored by fedrank's compiled loop.
 
 A text model may come from an untrusted source, and LightGBM's parser trusts its offsets, its sizes, and that a path
-down a tree ends. Here everything is checked. The scores equal those of LightGBM to the last bit.
+down a tree ends. Here everything is checked. The scores equal those of LightGBM to the last bit. Trees with linear
+leaves or splits by category are refused: no booster of fedrank grows them, and search engines cannot express them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Reals = NDArray[np.float64]
 
 ZERO = float(np.float32(1e-35))  # LightGBM treats values from -ZERO to ZERO as zero
 UNDER_ZERO = float(np.nextafter(-ZERO, -np.inf))
-NAN_IS_MISSING, NOTHING_IS_MISSING, ZERO_IS_MISSING, BY_CATEGORY = range(4)  # kinds of splits
+NAN_IS_MISSING, NOTHING_IS_MISSING, ZERO_IS_MISSING = range(3)  # kinds of splits
 MIN_SHARE = 50_000  # documents per thread; with fewer, a thread costs more than it saves
 
 # Lines of a tree that do not affect scores, with one entry per split or per leaf.
@@ -29,8 +30,8 @@ _OF_SPLITS = ("split_gain", "internal_value", "internal_weight", "internal_count
 _OF_LEAVES = ("leaf_weight", "leaf_count", "leaf_parent")
 _KNOWN = {
     *_OF_SPLITS, *_OF_LEAVES, "num_leaves", "num_cat", "split_feature", "threshold", "decision_type", "left_child",
-    "right_child", "leaf_value", "cat_boundaries", "cat_threshold", "is_linear", "leaf_const", "num_features",
-    "leaf_features", "leaf_coeff", "shrinkage", "has_categorical",
+    "right_child", "leaf_value", "cat_boundaries", "cat_threshold", "is_linear", "shrinkage", "has_categorical",
+    "leaf_const", "num_features", "leaf_features", "leaf_coeff",
 }  # fmt: skip
 _NUMBERS = re.compile(r"[-+.0-9eE ]*")  # Python would also read 1_000, nan, and digits of other scripts
 
@@ -44,18 +45,11 @@ class Trees:
 
     roots: NDArray[np.int32]  # [trees]
     feature: NDArray[np.int32]  # [splits]
-    threshold: Reals  # [splits]: values up to it go left; for a split by category, the index of its set
+    threshold: Reals  # [splits]: values up to it go left
     missing_left: NDArray[np.bool_]  # [splits]: whether missing values go left
-    kind: NDArray[np.uint8]  # [splits]: which values are missing, or BY_CATEGORY
+    kind: NDArray[np.uint8]  # [splits]: which values are missing
     child: NDArray[np.int32]  # [splits, 2]: left and right
     value: Reals  # [leaves]
-    set_start: NDArray[np.int64]  # [sets of categories + 1]: the start of each in `set_bits`
-    set_bits: NDArray[np.uint32]  # 32 categories each
-    is_linear: NDArray[np.bool_]  # [leaves]: whether it adds base + slopes * features instead of its value
-    base: Reals  # [leaves]
-    slope_start: NDArray[np.int64]  # [leaves + 1]: the start of the slopes of each
-    slope_feature: NDArray[np.int32]  # [slopes]
-    slope: Reals  # [slopes]
 
     @staticmethod
     def read(texts: Iterable[str]) -> Trees:
@@ -65,12 +59,7 @@ class Trees:
     @property
     def reaches(self) -> int:
         """Number of features that a document must have to be scored."""
-        return 1 + max((int(one.max()) for one in (self.feature, self.slope_feature) if len(one)), default=-1)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all splits compare with a threshold, and all leaves are constant."""
-        return not (np.any(self.kind >= ZERO_IS_MISSING) or self.is_linear.any())
+        return 1 + int(self.feature.max(initial=-1))
 
     def add(self, features: NDArray[np.floating[Any]], scores: Reals, threads: int = 1) -> None:
         """Add the outputs for all documents [documents, features] to the scores [documents], in place."""
@@ -82,10 +71,11 @@ class Trees:
                 f"{len(features)}); use data with the features that the trees were grown on"
             )
 
-        plain, arrays = self.is_plain, [getattr(self, each.name) for each in fields(self)]
+        zero_is_value = not np.any(self.kind == ZERO_IS_MISSING)
+        arrays = [getattr(self, each.name) for each in fields(self)]
 
         def some(first: int, last: int) -> None:
-            add_trees(features, first, last, scores, plain, *arrays)
+            add_trees(features, first, last, scores, zero_is_value, *arrays)
 
         parts = max(1, min(threads, len(features) // MIN_SHARE))
         if parts == 1:
@@ -106,8 +96,6 @@ def _joined(trees: Sequence[Trees]) -> Trees:
         return np.asarray(np.cumsum(sizes)[:-1])
 
     splits, leaves = begins("feature"), begins("value")
-    sets = np.cumsum([0, *(len(tree.set_start) - 1 for tree in trees)])
-    bits, slopes = begins("set_bits"), begins("slope")
 
     def every(name: str, parts: Sequence[NDArray[Any]] | None = None) -> NDArray[Any]:
         kind = _EMPTY[name]
@@ -117,22 +105,16 @@ def _joined(trees: Sequence[Trees]) -> Trees:
         return np.asarray(np.where(nodes >= 0, nodes + splits[number], nodes - leaves[number]))
 
     values = {name: every(name) for name in _EMPTY}
-    by_category = [tree.threshold + sets[i] * (tree.kind == BY_CATEGORY) for i, tree in enumerate(trees)]
     return Trees(**values | {
         "roots": every("roots", [moved(tree.roots, i) for i, tree in enumerate(trees)]),
         "child": every("child", [moved(tree.child, i) for i, tree in enumerate(trees)]),
-        "threshold": every("threshold", by_category),
-        "set_start": every("set_start", [tree.set_start[1:] + bits[i] for i, tree in enumerate(trees)]),
-        "slope_start": every("slope_start", [tree.slope_start[1:] + slopes[i] for i, tree in enumerate(trees)]),
     })  # fmt: skip
 
 
 _EMPTY: dict[str, NDArray[Any]] = {
     "roots": np.empty(0, np.int32), "feature": np.empty(0, np.int32), "threshold": np.empty(0),
     "missing_left": np.empty(0, np.bool_), "kind": np.empty(0, np.uint8), "child": np.empty((0, 2), np.int32),
-    "value": np.empty(0), "set_start": np.zeros(1, np.int64), "set_bits": np.empty(0, np.uint32),
-    "is_linear": np.empty(0, np.bool_), "base": np.empty(0), "slope_start": np.zeros(1, np.int64),
-    "slope_feature": np.empty(0, np.int32), "slope": np.empty(0),
+    "value": np.empty(0),
 }  # fmt: skip
 
 
@@ -162,33 +144,30 @@ def _checked(lines: dict[str, str]) -> Trees:
         for key in keys:
             if key in lines and len(lines[key].split()) not in (0, count):
                 raise ValueError(f"it has {len(lines[key].split())} values of {key}, expected {count}")
-    value = _column(lines, "leaf_value", leaves)
-    empty = _EMPTY | {"value": value, "is_linear": np.zeros(leaves, np.bool_), "base": value}
-    empty["slope_start"] = np.zeros(leaves + 1, np.int64)
-    if _one(lines, "is_linear", 0, 1) if "is_linear" in lines else False:
-        empty |= _slopes(lines, leaves)
+    empty = _EMPTY | {"value": _column(lines, "leaf_value", leaves)}
+    if "is_linear" in lines and _one(lines, "is_linear", 0, 1):
+        raise ValueError("its leaves are linear models, which are not supported; train without linear_tree")
     if not splits:
         return Trees(**empty | {"roots": np.array([~0], np.int32)})
     # Bit 0: by category. Bit 1: missing values go left. Bits 2 and 3: which are missing (0 none, 1 zero, 2 NaN).
     flags = _column(lines, "decision_type", splits, 0, 11).astype(np.int64)
-    missing, by_category = flags >> 2, (flags & 1) > 0
-    threshold = _column(lines, "threshold", splits)
+    if np.any(flags & 1) or _one(lines, "num_cat", 0):
+        raise ValueError("it splits by categories, which are not supported; train with numeric features only")
+    missing, threshold = flags >> 2, _column(lines, "threshold", splits)
     # LightGBM reads tiny values as 0, so no threshold may separate them.
-    tiny = (np.abs(threshold) <= ZERO) & ~by_category
-    threshold = np.where(tiny, np.where(threshold >= 0, ZERO, UNDER_ZERO), threshold)
-    # Where no value is marked as missing, NaN counts as 0; it is in no set of categories.
-    missing_left = np.where(missing > 0, (flags & 2) > 0, threshold >= 0) & ~by_category
+    threshold = np.where(np.abs(threshold) <= ZERO, np.where(threshold >= 0, ZERO, UNDER_ZERO), threshold)
+    # Where no value is marked as missing, NaN counts as 0.
+    missing_left = np.where(missing > 0, (flags & 2) > 0, threshold >= 0)
     kinds = np.array([NOTHING_IS_MISSING, ZERO_IS_MISSING, NAN_IS_MISSING], np.uint8)
-    kind = np.where(by_category, np.uint8(BY_CATEGORY), kinds[missing])
     sides = [_column(lines, f"{side}_child", splits, -leaves, splits - 1) for side in ("left", "right")]
     child = np.ascontiguousarray(np.stack(sides, axis=1).astype(np.int32))
     _check_walks_end(child, splits)
-    return Trees(**empty | _sets(lines, threshold[by_category]) | {
+    return Trees(**empty | {
         "roots": np.zeros(1, np.int32),
         "feature": _column(lines, "split_feature", splits, 0, 2**31 - 2).astype(np.int32),
         "threshold": threshold,
         "missing_left": missing_left,
-        "kind": kind,
+        "kind": kinds[missing],
         "child": child,
     })  # fmt: skip
 
@@ -200,35 +179,6 @@ def _check_walks_end(child: NDArray[np.int32], splits: int) -> None:
         raise ValueError("its children must be every split and every leaf exactly once")
     if np.any((child >= 0) & (child <= np.arange(splits)[:, None])):
         raise ValueError("a split comes before its parent")
-
-
-def _sets(lines: dict[str, str], chosen: Reals) -> dict[str, Any]:
-    """The sets of categories, which splits refer to by index."""
-    count = _one(lines, "num_cat", 0)
-    if not count:
-        if len(chosen):
-            raise ValueError("it splits by categories but has no set of categories")
-        return {}
-    start = _column(lines, "cat_boundaries", count + 1, 0, 2**31).astype(np.int64)
-    if start[0] != 0 or np.any(np.diff(start) < 0) or np.any((chosen < 0) | (chosen >= count) | (chosen % 1 != 0)):
-        raise ValueError(f"its splits refer to {count} sets of categories that are out of order or missing")
-    return {
-        "set_start": start,
-        "set_bits": _column(lines, "cat_threshold", int(start[-1]), 0, 2**32 - 1).astype(np.uint32),
-    }
-
-
-def _slopes(lines: dict[str, str], leaves: int) -> dict[str, Any]:
-    """The linear models of leaves."""
-    counts = _column(lines, "num_features", leaves, 0, 2**31).astype(np.int64)
-    total = int(counts.sum())
-    return {
-        "is_linear": np.ones(leaves, np.bool_),
-        "base": _column(lines, "leaf_const", leaves),
-        "slope_start": np.concatenate([[0], np.cumsum(counts)]),
-        "slope_feature": _column(lines, "leaf_features", total, 0, 2**31 - 2).astype(np.int32),
-        "slope": _column(lines, "leaf_coeff", total),
-    }
 
 
 def _one(lines: dict[str, str], key: str, low: int, high: int = 2**31) -> int:
@@ -273,8 +223,6 @@ def checked_trees(pieces: Sequence[bytes], features: int, leaves: int) -> tuple[
             raise Refused(f"tree {number + 1} of its forest uses feature {tree.reaches}, but there are only {features}")
         if len(tree.value) > leaves:
             raise Refused(f"tree {number + 1} of its forest has {len(tree.value)} leaves, the maximum is {leaves}")
-        if tree.is_linear.any() or (tree.kind == BY_CATEGORY).any():
-            raise Refused(f"tree {number + 1} of its forest has linear leaves or splits by category")
         trees.append(text)
     if not trees:
         raise Refused("its forest has no tree")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.trees.arrays import BY_CATEGORY, NOTHING_IS_MISSING, UNDER_ZERO, ZERO, ZERO_IS_MISSING, Trees
+from fedrank.trees.arrays import NOTHING_IS_MISSING, UNDER_ZERO, ZERO, ZERO_IS_MISSING, Trees
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -90,10 +90,6 @@ def _value(order: NDArray[np.int64]) -> Doubles:
 
 
 def _tree(tree: Trees, scale: Scale, zeros: list[Floats]) -> Tree:
-    if tree.is_linear.any():
-        raise ValueError("its leaves are linear models, which engines cannot express; train without linear_tree")
-    if np.any(tree.kind == BY_CATEGORY):
-        raise ValueError("it splits by categories, which engines cannot express; train with numeric features only")
     leaves = [Leaf(float(value)) for value in tree.value]
     thresholds = cuts(tree.threshold, scale.low[tree.feature], scale.width[tree.feature])
     nodes: list[Tree] = [leaves[0]] * max(1, len(thresholds))
