@@ -71,6 +71,16 @@ def test_a_replay_knows_users_that_are_drawn_and_starts_of_clients_own():
         assert np.array_equal(update.astype(np.float32), arrived.updates[c])
 
 
+def test_clicks_drawn_again_follow_the_labels_of_the_same_query():
+    start, clients = few_clients(click_model=ClickModel(click=(0.0, 1.0, 1.0), stop=(0.0,) * 3))
+    searches = replay(Pdgd(), start, clients, 3, Chance(2, 7))
+    turned = [search._replace(clicked=~search.clicked) for search in searches]
+    again = audit_module._clicks_again(KnownTraining(Pdgd(), start, clients.data), clients, 3, turned, Chance(2, 7))
+    assert {search.query for search in searches} - {0}, "the offsets of the first query would hide a fault"
+    for search, true in zip(again, searches, strict=True):
+        assert search.clicked.tolist() == true.clicked.tolist()
+
+
 def test_only_plain_updates_of_linear_rankers_are_read():
     start, clients = few_clients()
     with pytest.raises(ValueError, match="linear"):

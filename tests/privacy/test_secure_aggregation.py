@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrank.privacy import shamir
+from fedrank.privacy import secure_aggregation, shamir
 from fedrank.privacy.secure_aggregation import (
     STEPS,
     BadDealing,
@@ -487,6 +487,11 @@ def test_numbers_of_another_kind_are_refused_and_nothing_is_lost(values):
     assert np.array_equal(play.server.total(), ideal_sum(play.values, 40))
 
 
+def test_no_two_messages_of_a_pair_have_the_same_nonce():
+    pairs = [(sender, to) for sender in range(4) for to in range(4) if sender != to]
+    assert len({secure_aggregation._nonce(*pair) for pair in pairs}) == len(pairs)
+
+
 def test_rosters_that_lie_are_refused():
     play = Play(some_values(4, 2))
     for client in play.clients:
@@ -508,6 +513,8 @@ def test_rosters_that_lie_are_refused():
         share(*records, records[1])
     with pytest.raises(TooFewClients, match="only 2 clients advertised"):
         share(*records[:2])
+    with pytest.raises(ValueError, match="roster"):
+        client.share(play.server.terms.pack("roster", 1, b"".join(records)))  # addressed to one client
     # After all that the right one is still accepted.
     assert share(*records)
 

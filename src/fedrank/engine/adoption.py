@@ -13,7 +13,7 @@ from typing import Any
 
 from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry
 from fedrank.engine.trial_decision import Judgement
-from fedrank.engine.trial_record import TrialModel, check_unchanged, now, somebody
+from fedrank.engine.trial_record import TrialModel, check_unchanged, now, user_name
 from fedrank.files import locked, parse_json, read_bytes, write_atomic
 
 FORMAT = "fedrank-current"
@@ -140,7 +140,7 @@ def _put(
                 )
         if in_use is not None and there and what == "adopted":
             raise ValueError(f"{model.name} is already in use since {in_use.since}; nothing was changed")
-        put = InUse(model.name, model.path, model.digest, now(), who or somebody(), because, trial.plan.id)
+        put = InUse(model.name, model.path, model.digest, now(), who or user_name(), because, trial.plan.id)
         facts: dict[str, Any] = {"digest": model.digest, "instead_of": instead_of.digest}
         facts |= {"anyway": True} if anyway and what == "adopted" else {}
         last = next(reversed(trial.history()), None)

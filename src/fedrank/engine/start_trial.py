@@ -31,7 +31,7 @@ from fedrank.engine.trial_record import (
     model_on_trial,
     new_key,
     now,
-    somebody,
+    user_name,
     write_plan,
 )
 from fedrank.files import parse_json, private_folder, read_bytes, write_atomic
@@ -106,7 +106,7 @@ def plan_trial(
         new=new,
         rules=rules,
         planned=now(),
-        who=who or somebody(),
+        who=who or user_name(),
         because=because,
         key=key or new_key(),
         places=positions,

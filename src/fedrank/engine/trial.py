@@ -33,7 +33,7 @@ import numpy as np
 
 from fedrank.engine.trial_decision import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
-from fedrank.engine.trial_record import LABELS, PLAN, TrialPlan, digest_of, now, read_plan, somebody
+from fedrank.engine.trial_record import LABELS, PLAN, TrialPlan, digest_of, now, read_plan, user_name
 from fedrank.files import locked, parse_json, private_folder, read_bytes, write_atomic
 from fedrank.ranking.gate import Draft, Team
 
@@ -137,7 +137,7 @@ class EngineTrial:
 
     def note(self, what: str, who: str | None = None, because: str = "", **facts: Any) -> HistoryEntry:
         """Record an action in the history."""
-        entry = HistoryEntry(what, now(), who or somebody(), because, facts)
+        entry = HistoryEntry(what, now(), who or user_name(), because, facts)
         rows = [vars(one) for one in (*self.history(), entry)]
         write_atomic(self.folder / HISTORY, json.dumps(rows, indent=1) + "\n", private=True)
         return entry

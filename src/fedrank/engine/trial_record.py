@@ -95,12 +95,12 @@ def check_unchanged(model: TrialModel) -> None:
         )
 
 
-def somebody() -> str:
+def user_name() -> str:
     """The name of the current user."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
-        return "somebody"
+        return "unknown"
 
 
 def now() -> str:

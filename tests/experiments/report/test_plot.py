@@ -52,6 +52,12 @@ def test_final_values_are_points_and_means(runs):
         assert any(len(line) == 1 and np.isclose(line[0], np.mean(values)) for line in drawn)
 
 
+def test_a_dollar_sign_in_a_name_begins_no_formula(tmp_path):
+    write_run(tmp_path, variant="$x^2$")
+    axis = fr.plot.final(fr.load_runs(tmp_path)).axes[0]
+    assert [(text.get_text(), text.get_parse_math()) for text in axis.get_yticklabels()] == [("$x^2$", False)]
+
+
 def test_weights_of_runs_and_of_a_model(runs):
     model = fr.load_model(runs[0].path)
     named = replace(model, feature_names=tuple(NAMES))
