@@ -10,7 +10,7 @@ import pytest
 from fedrank.federated.aggregators import Apart
 from fedrank.federated.asynchronous import FedAsync
 from fedrank.federated.asynchronous_simulation import simulate_arrivals
-from fedrank.federated.client import ClientTask, answer_of_people
+from fedrank.federated.client import ClientTask, answer_from_holdings
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, FedProx, Scaffold
@@ -25,7 +25,6 @@ from fedrank.privacy.mechanisms import AtServer, Gaussian, OnClient, SecureAggre
 from fedrank.privacy.noise import GridNoise, SecureSource
 from fedrank.privacy.spending import Spending
 from fedrank.ranking.evolution import Evolution
-from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Mlp
 from fedrank.seeds import Chance
@@ -193,13 +192,8 @@ def test_people_do_not_arrive_one_by_one():
 def answered(task, clients, content, number):
     """One organisation, with nothing but its own people."""
     call = Call.unpack(content, ExpectedCall(RUN, number, 5))
-    people = []
-    for row in range(len(clients.people)):
-        person = clients.people.rows(slice(row, row + 1))
-        own = OwnChance(Chance(SEED, number), int(person.ids[0]))
-        people.append((SimulatedImpressions(person, own, task.learner), own))
     own = OwnChance(Chance(SEED, number), int(clients.ids[0]), SecureSource(key=bytes(32)))
-    return answer_of_people(task, call, people, own).pack()
+    return answer_from_holdings(task, call, clients, None, own).message.pack()
 
 
 @pytest.mark.parametrize(
@@ -230,18 +224,12 @@ def test_organisations_taken_apart_come_to_what_the_simulation_comes_to(silent, 
     assert np.abs(state.weights).max() > 0
 
 
-@pytest.mark.parametrize("mechanism", [None, Gaussian(0.1, 1.0, unit="person", people=PEOPLE)])
-def test_an_organisation_sends_though_nobody_searched(mechanism):
-    call = Call(RUN, 1, np.ones(5, np.float32), 4)
-    own = OwnChance(Chance(1, 1), 3, SecureSource(key=bytes(32)))
-    message = answer_of_people(ClientTask(Pdgd(), mechanism=mechanism), call, [], own)
-    assert (message.sender, message.payload.shape) == (3, (5,))
-    assert message.size == (0 if mechanism is None else 1)
-    assert message.payload.any() == (mechanism is not None), "noise alone"
-
-
 def test_an_organisation_refuses_what_its_people_cannot_do():
     with pytest.raises(ValueError, match="local: Scaffold stores state"):
-        answer_of_people(
-            ClientTask(Pdgd(), Scaffold()), Call(RUN, 1, np.zeros(5, np.float32), 4), [], OwnChance(Chance(1, 1), 0)
+        answer_from_holdings(
+            ClientTask(Pdgd(), Scaffold()),
+            Call(RUN, 1, np.zeros(5, np.float32), 4, common=np.zeros(5, np.float32)),
+            sites().rows(slice(1)),
+            np.zeros((1, 5), np.float32),
+            OwnChance(Chance(1, 1), 0),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -75,7 +74,7 @@ def answer_from_holdings(
 ) -> ClientAnswer:
     """Like `answer`, from a client's data with the compiled loop of simulations; `one` contains only this client.
 
-    In an organisation, each person learns only from their own searches, as in `answer_of_people`.
+    In an organisation, each person learns only from their own searches, and one sum is sent.
     """
     weights = call.weights.astype(np.float64)
     correction = NO_CORRECTION if task.local is None else task.local.correction(memory, call.common)
@@ -104,29 +103,6 @@ def _message(task: ClientTask, learned: Learned, sizes: NDArray[np.int64], call:
         assert learned.sent is not None
         return Message(call.run, call.round, own.id, learned.sent, int(sizes[0]), call.attempt)
     sent = leaving(task, learned, sizes, np.array([own.id]), call, own)
-    return Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
-
-
-def answer_of_people(
-    task: ClientTask, call: Call, people: Sequence[tuple[Impressions, OwnChance]], own: OwnChance
-) -> Message:
-    """Like `answer`, for an organisation: each person learns only from their own searches, and one sum is sent.
-
-    All start from the weights of the call. With a mechanism for persons, each update is clipped before they are added
-    up, and noise is added to the sum; `own` is the organisation's, with its id and its source of noise. Without any
-    searches, a sum of zeros is sent, since its absence would be revealing.
-    """
-    if found := people_clashes(task.learner, task.local, None, task.mechanism):
-        raise ValueError("\n".join(found))
-    correction = NO_CORRECTION if task.local is None else task.local.correction(None, None)
-    learned = [task.learner.from_impressions(call.weights, shown, chance, correction) for shown, chance in people]
-    updates = np.zeros((1, len(call.weights)), dtype=np.float32)
-    if people:
-        updates = np.concatenate([one.updates for one in learned])
-    sizes = np.array([len(shown) for shown, _ in people] or [0], dtype=np.int64)
-    ids = np.full(len(sizes), own.id, dtype=np.int64)
-    messages = Messages(updates, sizes, ids, call.weights.astype(np.float64), call.round)
-    sent = _leaving(task, messages if has_trait(task.mechanism, "people") else of_clients(messages), call, own)
     return Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
 
 
