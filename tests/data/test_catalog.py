@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedrank.data.catalog import CATALOG, available, describe, intent_grades, load, load_files
 from fedrank.data.feature_names import LETOR_4, MSLR
-from fedrank.experiments.report.command_output import about_catalog
+from fedrank.experiments.report.data_output import about_catalog
 from fedrank.experiments.report.terminal import show
 from tests import needs
 

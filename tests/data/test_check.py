@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedrank.data.check import FileCheck, check_files
-from fedrank.experiments.report.command_output import about_checks
+from fedrank.experiments.report.data_output import about_checks
 from fedrank.experiments.report.terminal import show
 from tests import needs
 

@@ -25,7 +25,7 @@ from fedrank.data.log_folder import ShownLists, write_shown
 from fedrank.data.logs import SearchLog
 from fedrank.experiments.report import charts
 from fedrank.experiments.report.charts import draw_log
-from fedrank.experiments.report.command_output import about_log
+from fedrank.experiments.report.data_output import about_log
 from fedrank.experiments.report.terminal import show
 from tests.made_up import made_up_shown
 

@@ -354,7 +354,7 @@ def _shown_folder(folder: Path) -> Any:
 def _about_shown_folder(folder: Path) -> Any:
     from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.command_output import about_log
+    from fedrank.experiments.report.data_output import about_log
     from fedrank.experiments.runner.cards import log_card
 
     log = load_log(folder / "log")
@@ -435,7 +435,7 @@ def _save_people(folder: Path) -> None:
 
 
 def _people(folder: Path) -> Any:
-    from fedrank.experiments.report.command_output import about_ledgers
+    from fedrank.experiments.report.privacy_output import about_ledgers
     from fedrank.privacy.population import Population
 
     population = Population.read(folder / "town")

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from fedrank.data.documents import Documents
-from fedrank.experiments.report.command_output import about_sketch
+from fedrank.experiments.report.data_output import about_sketch
 from fedrank.experiments.report.terminal import show
 from fedrank.files import Locked
 from fedrank.privacy.noise import SecureSource

@@ -12,7 +12,7 @@ from math import ceil, exp, inf, log, nan, sqrt
 import pytest
 from scipy.stats import norm
 
-from fedrank.experiments.report.command_output import about_ledgers
+from fedrank.experiments.report.privacy_output import about_ledgers
 from fedrank.privacy.accounting import PureEvent
 from fedrank.privacy.accounting import epsilon as priced
 from fedrank.privacy.guarantees import Guarantee, up

@@ -12,8 +12,8 @@ pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 
 from fedrank.data.letor import letor_lines
-from fedrank.experiments.report.command_output import about_grown
 from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.model_output import about_grown
 from fedrank.ranking.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
 from fedrank.trees.boosters import BoosterState, Grower, Lambdamart, Selgb

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedrank.data.letor import letor_lines, read_letor
-from fedrank.experiments.report.command_output import about_merged, about_split
+from fedrank.experiments.report.model_output import about_merged, about_split
 from fedrank.experiments.report.terminal import show
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear

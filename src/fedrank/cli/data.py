@@ -47,7 +47,7 @@ def data_list(as_json: AsJson = False) -> None:
     """List the known data sets and text collections: what they contain, where they are, how to get them."""
     from fedrank.data.catalog import available
     from fedrank.data.collection import collections
-    from fedrank.experiments.report.command_output import about_catalog
+    from fedrank.experiments.report.data_output import about_catalog
 
     sets, texts = available(), collections()
     facts = {
@@ -92,7 +92,7 @@ def data_check(
     if out is not None:
         raise ValueError(f"--out {out} draws a data set folder; remove it to check files")
     from fedrank.data.check import check_files
-    from fedrank.experiments.report.command_output import about_checks
+    from fedrank.experiments.report.data_output import about_checks
 
     for path in paths:
         if not path.exists():
@@ -107,7 +107,7 @@ def data_check(
 def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
     from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.command_output import about_log
+    from fedrank.experiments.report.data_output import about_log
 
     log = describe_log(load_log(folder))
     if as_json:
@@ -124,7 +124,7 @@ def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
 def _compare_logs(folder: Path, against: Path, out: Path | None, as_json: bool) -> None:
     from fedrank.data.drift import drift
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.command_output import about_drift
+    from fedrank.experiments.report.data_output import about_drift
 
     found = drift(load_log(folder), load_log(against))
     print_result(as_json, found.as_json, lambda: about_drift(found))
@@ -151,7 +151,7 @@ def data_clients(
     as_json: AsJson = False,
 ) -> None:
     """Show the queries, documents and relevance labels of each client, and how much the clients differ."""
-    from fedrank.experiments.report.command_output import about_clients
+    from fedrank.experiments.report.data_output import about_clients
     from fedrank.experiments.runner.client_summary import describe_clients
     from fedrank.experiments.spec.source import read_experiment
 
@@ -402,7 +402,7 @@ def data_propensities(
     If the log does not identify the propensities, the command prints the cost of an experiment that would.
     """
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.command_output import about_positions
+    from fedrank.experiments.report.data_output import about_positions
     from fedrank.experiments.runner.position_bias import positions_of_log, shown_results
     from fedrank.ranking.propensity import NotIdentifiable
 

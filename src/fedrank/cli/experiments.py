@@ -160,7 +160,7 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Select settings on the validation queries, separately for each variant."""
-    from fedrank.experiments.report.command_output import about_tuning
+    from fedrank.experiments.report.run_output import about_tuning
     from fedrank.experiments.runner.tune import tune
     from fedrank.experiments.spec.source import read_experiment
     from fedrank.toml import parse_override
@@ -241,7 +241,7 @@ def watch(
 
 
 def _list_runs(folders: list[Path], clean: bool, yes: bool, as_json: bool) -> None:
-    from fedrank.experiments.report.command_output import about_runs
+    from fedrank.experiments.report.run_output import about_runs
     from fedrank.experiments.runner.runs import clean as delete
     from fedrank.experiments.runner.runs import load_runs, run_facts
 
@@ -290,7 +290,7 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List learners, aggregators, click models, metrics and all other methods, with their settings."""
-    from fedrank.experiments.report.command_output import about_methods
+    from fedrank.experiments.report.run_output import about_methods
     from fedrank.experiments.spec.listing import search
 
     found = search(word, name)

@@ -65,7 +65,7 @@ def client(
     more: UnlearnOptions,
 ) -> None:
     """Unlearn clients of finished runs: write new runs without them, each with a receipt."""
-    from fedrank.experiments.report.command_output import about_forgotten
+    from fedrank.experiments.report.model_output import about_forgotten
     from fedrank.experiments.runner.unlearning import unlearn_runs
 
     chosen = unlearner(method, set_)

@@ -72,7 +72,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on judged data: the mean of each metric, and values per query."""
-    from fedrank.experiments.report.command_output import about_quality
+    from fedrank.experiments.report.model_output import about_quality
     from fedrank.experiments.runner.scoring import evaluate_model
     from fedrank.ranking.measures import average
 
@@ -154,7 +154,7 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate from a click log how this model compares with the engine, under position bias and under trust bias."""
-    from fedrank.experiments.report.command_output import about_estimate
+    from fedrank.experiments.report.model_output import about_estimate
     from fedrank.experiments.runner.scoring import estimate_model
     from fedrank.ranking.estimate import CannotTell
     from fedrank.ranking.stored_estimate import store_estimate

@@ -60,7 +60,7 @@ def show(
     quiet: Quiet = False,
 ) -> None:
     """Show, before a run, its privacy budget, what each party sees, and the noise that a target ε needs."""
-    from fedrank.experiments.report.command_output import about_privacy
+    from fedrank.experiments.report.privacy_output import about_privacy
     from fedrank.experiments.report.write import answer_files, write_answer
     from fedrank.experiments.runner.disclosures import as_facts
     from fedrank.experiments.runner.privacy import TARGETS
@@ -102,7 +102,7 @@ def plan(
 
     Only the sizes of the spec are used. Its data are not read, so a plan costs no privacy.
     """
-    from fedrank.experiments.report.command_output import about_plan
+    from fedrank.experiments.report.privacy_output import about_plan
     from fedrank.experiments.runner.privacy_plan import as_facts, plan_privacy, planned_toml
     from fedrank.experiments.spec.source import read_experiment
     from fedrank.files import writing
@@ -151,7 +151,7 @@ def audit(
     quiet: Quiet = False,
 ) -> None:
     """Attack the messages of clients, silos or tree growers, and compare what leaks with the guarantee."""
-    from fedrank.experiments.report.command_output import about_audit
+    from fedrank.experiments.report.privacy_output import about_audit
     from fedrank.experiments.report.write import answer_files, write_answer
     from fedrank.experiments.runner.audit import as_facts, audit_experiment
     from fedrank.experiments.spec.source import read_spec
@@ -236,7 +236,7 @@ def ledger_show(
     as_json: AsJson = False,
 ) -> None:
     """Show each ledger, and the total budget if all of them belong to the same people."""
-    from fedrank.experiments.report.command_output import about_ledgers
+    from fedrank.experiments.report.privacy_output import about_ledgers
 
     for folder in folders:
         if not folder.is_dir():

@@ -52,7 +52,7 @@ def sketch(
     """Sketch a collection of documents. `fedrank silo update` adds and removes single documents."""
     from fedrank.data.documents import read_documents
     from fedrank.data.text import Tokeniser
-    from fedrank.experiments.report.command_output import about_sketch
+    from fedrank.experiments.report.data_output import about_sketch
     from fedrank.experiments.runner.cards import sketch_card, write_card_for
     from fedrank.silo.describe import describe_sketch
     from fedrank.silo.files import sketch_collection
@@ -73,7 +73,7 @@ def sketch(
 @silo_app.command(epilog="Example:  fedrank silo describe hospital-a.sketch")
 def describe(sketch: Sketch, as_json: AsJson = False) -> None:
     """Show a sketch: parameters, size, noise, expected error, privacy per occurrence of a term, remaining budget."""
-    from fedrank.experiments.report.command_output import about_sketch
+    from fedrank.experiments.report.data_output import about_sketch
     from fedrank.silo.describe import describe_sketch
 
     found = describe_sketch(sketch)

@@ -57,7 +57,7 @@ def trees_split(
     more: SplitOptions,
 ) -> None:
     """Split queries among clients with different data, with a merge set for each client."""
-    from fedrank.experiments.report.command_output import about_split
+    from fedrank.experiments.report.model_output import about_split
     from fedrank.trees.split_folder import split_data, splitter_for
 
     split = splitter_for(by, rule, clients, more.category or (), more.rest, more.merge, more.bins)
@@ -80,7 +80,7 @@ def trees_merge(
     seed: Seed = 1,
 ) -> None:
     """Merge the models of clients that do not share data, and show the gain or loss of each client."""
-    from fedrank.experiments.report.command_output import about_merged
+    from fedrank.experiments.report.model_output import about_merged
     from fedrank.experiments.runner.cards import merged_card
     from fedrank.trees.merge_files import merge_models
 
@@ -127,7 +127,7 @@ def trees_grow(
 
     Growing alone gives no privacy guarantee.
     """
-    from fedrank.experiments.report.command_output import about_grown
+    from fedrank.experiments.report.model_output import about_grown
     from fedrank.experiments.runner.cards import grown_card
     from fedrank.trees.boosters import Grower
     from fedrank.trees.growing_files import grow_files

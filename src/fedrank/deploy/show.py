@@ -29,8 +29,8 @@ from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.releases import GATE, PROPENSITY, WORDS, release_of, releases_of
 from fedrank.deploy.settings import SiteSettings, searches_of, tree_releases
-from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
+from fedrank.experiments.report.privacy_output import about_prices
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
 from fedrank.experiments.runner.privacy import Price

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from fedrank.attacks.audits import Audit, Finding, PlannedAttack
-from fedrank.experiments.report.command_output import about_audit
 from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.privacy_output import about_audit
 from fedrank.experiments.report.write import answer_files, write_answer
 from fedrank.experiments.runner import audit
 from fedrank.experiments.runner.audit import as_facts, audit_experiment

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedrank.experiments.report import charts
 from fedrank.experiments.report.charts import draw_clients
-from fedrank.experiments.report.command_output import about_clients
+from fedrank.experiments.report.data_output import about_clients
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.client_summary import MAX_VARIANTS, describe_clients
 from fedrank.experiments.runner.data import clients_of

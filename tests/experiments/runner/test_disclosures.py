@@ -12,8 +12,8 @@ from rich.console import Console
 from fedrank.cli import main
 from fedrank.cli.shared import progress
 from fedrank.display import json_text
-from fedrank.experiments.report.command_output import about_privacy, privacy_verdict
 from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.privacy_output import about_privacy, privacy_verdict
 from fedrank.experiments.runner.disclosures import as_facts, budget_line, cost_of_words, leaving, sketch_noise_needed
 from fedrank.experiments.spec.grid import Grid, read_tables
 from fedrank.experiments.spec.silo import SiloExperiment

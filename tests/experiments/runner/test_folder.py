@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.command_output import about_runs
 from fedrank.experiments.report.formatting import duration
+from fedrank.experiments.report.run_output import about_runs
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.runs import Runs, clean, load_runs
 from tests.experiments.report.made_up_runs import write_experiment, write_grid, write_run

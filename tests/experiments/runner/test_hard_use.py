@@ -22,7 +22,9 @@ import rich.segment
 import rich.table  # noqa: F401
 
 import fedrank.data.check
-import fedrank.experiments.report.command_output
+import fedrank.experiments.report.data_output
+import fedrank.experiments.report.privacy_output
+import fedrank.experiments.report.run_output
 import fedrank.experiments.report.terminal
 import fedrank.experiments.report.write
 from fedrank.cli import main

@@ -14,7 +14,7 @@ from fedrank.data.synthetic_shown import STATIC, Browsing, made_up_queries, simu
 from fedrank.deploy.data_sources import differences, load_share, open_data_source
 from fedrank.deploy.plan import only_simulated
 from fedrank.deploy.settings import SiteData
-from fedrank.experiments.report.command_output import about_privacy
+from fedrank.experiments.report.privacy_output import about_privacy
 from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.position_bias import (

@@ -16,7 +16,7 @@ from rich.console import Console
 from scipy import stats
 
 from fedrank.cli import main
-from fedrank.experiments.report.command_output import about_privacy
+from fedrank.experiments.report.privacy_output import about_privacy
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.federated import FederatedRun
 from fedrank.experiments.runner.perform import perform

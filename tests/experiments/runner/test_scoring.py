@@ -11,7 +11,7 @@ import pytest
 from fedrank.data.judged_files import READERS
 from fedrank.data.logs import load_log, pairs_of
 from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
-from fedrank.experiments.report.command_output import about_quality
+from fedrank.experiments.report.model_output import about_quality
 from fedrank.experiments.runner.scoring import evaluate_model, score_lines
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.command_output import about_tuning
+from fedrank.experiments.report.run_output import about_tuning
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.tune import tune, tuning_of

@@ -13,7 +13,7 @@ import typing
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.command_output import about_methods
+from fedrank.experiments.report.run_output import about_methods
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.spec import families
 from fedrank.experiments.spec.families import FAMILIES, build, describe, name_of

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedrank.attacks.audits import READING, Finding
 from fedrank.experiments.report.analysis import Analysis, analyse
-from fedrank.experiments.report.command_output import findings_table
 from fedrank.experiments.report.compose import curve_data, draw_curves
 from fedrank.experiments.report.formatting import heading, spread
 from fedrank.experiments.report.html import page
+from fedrank.experiments.report.privacy_output import findings_table
 from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import Drawing, Interactive, Section, Span, Table, paragraph
 from fedrank.experiments.runner.audit import audit_experiment

@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 
 from fedrank.display import count_of
 from fedrank.experiments.report import tables
-from fedrank.experiments.report.analysis import (
-    FEWEST,
-    Analysis,
-    about_replay,
-    analyse,
-    below_nothing,
-    what_final_means,
-)
+from fedrank.experiments.report.analysis import FEWEST, Analysis, about_replay, analyse, below_nothing, what_final_means
 from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.sections import Drawing, Interactive, Listing, Paragraph, Part, Section, Span, paragraph

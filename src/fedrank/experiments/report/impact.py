@@ -17,7 +17,7 @@ import numpy as np
 from fedrank import __version__
 from fedrank.data.describe_log import date_of
 from fedrank.data.logs import SearchLog, load_log
-from fedrank.experiments.report.command_output import about_privacy
+from fedrank.experiments.report.privacy_output import about_privacy
 from fedrank.experiments.report.sections import Paragraph, Part, Points, Section, Span, Table, paragraph
 from fedrank.experiments.runner.cards import about_population, log_card, read_card
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Json
