@@ -99,12 +99,7 @@ def _write(folder: Path, data: RankingData) -> None:
         path = folder / f"{name}.npy"
         np.save(path, array, allow_pickle=False)
         described[name] = {"shape": list(array.shape), "type": array.dtype.str, "bytes": path.stat().st_size}
-    header = {
-        "format": FORMAT,
-        "arrays": described,
-        "top_grade": data.top_grade,
-        "normalised": data.normalised,
-    }
+    header = {"format": FORMAT, "arrays": described, "top_grade": data.top_grade, "normalised": data.normalised}
     (folder / "header.json").write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 

@@ -98,10 +98,7 @@ class ClickColumns:
 
 
 def read_clicks(
-    path: str | os.PathLike[str],
-    documents: Documents,
-    columns: Mapping[str, str] | None = None,
-    match: str = "auto",
+    path: str | os.PathLike[str], documents: Documents, columns: Mapping[str, str] | None = None, match: str = "auto"
 ) -> Clicks:
     """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's format.
 

@@ -26,12 +26,7 @@ from fedrank.federated.server import Combined, RoundError, State, combine
 from fedrank.federated.small_rounds import ENOUGH_ROUNDS, small_rounds
 from fedrank.federated.traits import check_traits
 from fedrank.ranking.impressions import learn_one_by_one
-from fedrank.types import (
-    Learned,
-    Memory,
-    Messages,
-    has_trait,
-)
+from fedrank.types import Learned, Memory, Messages, has_trait
 
 CHUNK_BYTES = 64 << 20  # bytes of updates in memory, if the aggregator is a sum of parts
 MAX_ROUND = 8 << 30  # maximum bytes of updates of an aggregator that needs all together
@@ -86,12 +81,7 @@ class Reference:
 
 
 def combine_messages(
-    context: RoundContext,
-    learn: Learn,
-    state: State,
-    memory: Memory,
-    cohort: NDArray[np.int64],
-    watch: Watch | None,
+    context: RoundContext, learn: Learn, state: State, memory: Memory, cohort: NDArray[np.int64], watch: Watch | None
 ) -> tuple[Combined, list[ClientResults]]:
     """Let a cohort learn and combine its messages, all at once or in chunks if no method needs all of them."""
     bytes_each = _bytes_each(context, state)
@@ -135,12 +125,7 @@ def takes_chunks(context: RoundContext) -> bool:
 
 
 def _all_messages(
-    context: RoundContext,
-    learn: Learn,
-    state: State,
-    memory: Memory,
-    cohort: NDArray[np.int64],
-    watch: Watch | None,
+    context: RoundContext, learn: Learn, state: State, memory: Memory, cohort: NDArray[np.int64], watch: Watch | None
 ) -> tuple[Messages, ClientResults]:
     """The messages of a whole cohort, and the server's own update if needed."""
     messages, result = client_messages(context, learn, state, memory, cohort)

@@ -172,10 +172,7 @@ class Labels:
 
 
 def deal_grades(
-    grades: NDArray[np.int8],
-    query_of: NDArray[np.int64],
-    owners: Sequence[NDArray[np.int64]],
-    rng: np.random.Generator,
+    grades: NDArray[np.int8], query_of: NDArray[np.int64], owners: Sequence[NDArray[np.int64]], rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Return the owner of every document. Owners of a label get equal numbers of documents, per query and in total."""
     client = np.empty(len(grades), dtype=np.int64)

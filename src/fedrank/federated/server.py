@@ -15,16 +15,7 @@ from fedrank.federated.asynchronous import Arrival, ArrivalRule, Arrived, mean_o
 from fedrank.federated.federation import Federation
 from fedrank.federated.messages import Call, ExpectedMessage, Message, payload_of
 from fedrank.federated.robust import RememberingAggregator
-from fedrank.types import (
-    AddingMechanism,
-    Aggregator,
-    Arrays,
-    Change,
-    Messages,
-    Source,
-    Weights,
-    has_trait,
-)
+from fedrank.types import AddingMechanism, Aggregator, Arrays, Change, Messages, Source, Weights, has_trait
 from fedrank.wire import Refused
 
 

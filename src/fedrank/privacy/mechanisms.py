@@ -11,14 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.privacy.accounting import (
-    ConcentratedEvent,
-    Event,
-    GaussianEvent,
-    LaplaceEvent,
-    PureEvent,
-    ResponseEvent,
-)
+from fedrank.privacy.accounting import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PureEvent, ResponseEvent
 from fedrank.privacy.clip import contributions, finest_step, total_steps, weights_of
 from fedrank.privacy.guarantees import OBSERVERS, Guarantee, Setting, up
 from fedrank.privacy.noise import (

@@ -43,14 +43,7 @@ from fedrank.files import (
     read_text,
     write_atomic,
 )
-from fedrank.privacy.accounting import (
-    ConcentratedEvent,
-    Event,
-    GaussianEvent,
-    LaplaceEvent,
-    PureEvent,
-    ResponseEvent,
-)
+from fedrank.privacy.accounting import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PureEvent, ResponseEvent
 from fedrank.privacy.guarantees import OBSERVERS, Guarantee, cost_together, up
 from fedrank.privacy.ledger import (
     CHANGED,

@@ -75,10 +75,7 @@ class ShownResults:
 
     @staticmethod
     def of_lists(
-        lists: NDArray[np.integer],
-        clicks: NDArray[np.integer],
-        first: NDArray[np.integer],
-        query: NDArray[np.integer],
+        lists: NDArray[np.integer], clicks: NDArray[np.integer], first: NDArray[np.integer], query: NDArray[np.integer]
     ) -> ShownResults:
         """Build from lists [searches, longest] of pairs, padded with -1; `first` is the offset of a list."""
         if lists.shape != clicks.shape or len(first) != len(lists) or len(query) != len(lists):

@@ -244,12 +244,7 @@ def _rounds(
     """The remaining rounds."""
     seed = writer.task.seed
     start = start_weights(experiment, clients, seed) if state is None else None
-    common: dict[str, Any] = {
-        "start": start,
-        "state": state,
-        "threads": writer.threads,
-        "journal": spent.journal,
-    }
+    common: dict[str, Any] = {"start": start, "state": state, "threads": writer.threads, "journal": spent.journal}
     if experiment.arrival is not None:
         return simulate_arrivals(federation, experiment.arrival, clients, last, seed, **common)
 

@@ -43,11 +43,7 @@ class Quality:
 
 
 def score_lines(
-    model_path: str | Path,
-    data: str,
-    trec: str | None = None,
-    client: int | None = None,
-    tell: Tell = unheard,
+    model_path: str | Path, data: str, trec: str | None = None, client: int | None = None, tell: Tell = unheard
 ) -> Iterator[str]:
     """Lines of a score file (one number per document), or of a TREC run file with the given tag."""
     if trec is not None and trec.split() != [trec]:
@@ -59,11 +55,7 @@ def score_lines(
 
 
 def evaluate_model(
-    model_path: str | Path,
-    data: str,
-    measures: Sequence[str],
-    client: int | None = None,
-    tell: Tell = unheard,
+    model_path: str | Path, data: str, measures: Sequence[str], client: int | None = None, tell: Tell = unheard
 ) -> Quality:
     """Measures of a model on judged data."""
     parsed = [measure(text) for text in measures]
