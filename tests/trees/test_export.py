@@ -439,13 +439,15 @@ def test_models_that_no_engine_can_express_are_refused(tmp_path: Path):
     refused("1 names for 2 features", linear(tmp_path), feature_names=tmp_path / "names.txt")
     rng = np.random.default_rng(1)
     sets = tree_text([0], [0.0], [1], rng).replace("num_cat=0", "num_cat=1\ncat_boundaries=0 1\ncat_threshold=3")
-    (tmp_path / "cat.txt").write_text(forest_of([sets], 1).text, encoding="utf-8")
-    refused("splits by categories", tmp_path / "cat.txt")
+    with pytest.raises(
+        ValueError, match="tree 0: it splits by categories, which are not supported; train with numeric"
+    ):
+        forest_of([sets], 1)
     leaves = tree_text([0], [0.0], [0], rng).replace(
         "is_linear=0", "is_linear=1\nleaf_const=0 0\nnum_features=1 0\nleaf_features=0\nleaf_coeff=1"
     )
-    (tmp_path / "leaves.txt").write_text(forest_of([leaves], 1).text, encoding="utf-8")
-    refused("leaves are linear models", tmp_path / "leaves.txt")
+    with pytest.raises(ValueError, match="tree 0: its leaves are linear models, which are not supported"):
+        forest_of([leaves], 1)
     assert not (tmp_path / "never.json").exists()
 
 

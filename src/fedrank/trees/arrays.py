@@ -118,10 +118,16 @@ _EMPTY: dict[str, NDArray[Any]] = {
 }  # fmt: skip
 
 
+class _Unsupported(ValueError):
+    """A valid tree of a kind that is not scored here."""
+
+
 def _read(text: str, number: int) -> Trees:
     """One tree, with each index within bounds and each child reached once."""
     try:
         return _checked(_lines(text))
+    except _Unsupported as problem:
+        raise ValueError(f"tree {number}: {problem}") from None
     except ValueError as problem:
         raise ValueError(f"tree {number}: {problem}; the file is damaged, copy or train it again") from None
 
@@ -146,13 +152,13 @@ def _checked(lines: dict[str, str]) -> Trees:
                 raise ValueError(f"it has {len(lines[key].split())} values of {key}, expected {count}")
     empty = _EMPTY | {"value": _column(lines, "leaf_value", leaves)}
     if "is_linear" in lines and _one(lines, "is_linear", 0, 1):
-        raise ValueError("its leaves are linear models, which are not supported; train without linear_tree")
+        raise _Unsupported("its leaves are linear models, which are not supported; train without linear_tree")
     if not splits:
         return Trees(**empty | {"roots": np.array([~0], np.int32)})
     # Bit 0: by category. Bit 1: missing values go left. Bits 2 and 3: which are missing (0 none, 1 zero, 2 NaN).
     flags = _column(lines, "decision_type", splits, 0, 11).astype(np.int64)
     if np.any(flags & 1) or _one(lines, "num_cat", 0):
-        raise ValueError("it splits by categories, which are not supported; train with numeric features only")
+        raise _Unsupported("it splits by categories, which are not supported; train with numeric features only")
     missing, threshold = flags >> 2, _column(lines, "threshold", splits)
     # LightGBM reads tiny values as 0, so no threshold may separate them.
     threshold = np.where(np.abs(threshold) <= ZERO, np.where(threshold >= 0, ZERO, UNDER_ZERO), threshold)
