@@ -710,7 +710,6 @@ def test_ctrl_c_outside_a_command_is_no_traceback(monkeypatch, capsys, place):
         (b"secure = 1", "secure: 1 cannot be used; give true or false"),
         (b"silo = 'a.txt'", 'silo: "a.txt" cannot be used; give a list in brackets'),
         (b"silo = [1]", "silo[0]: 1 cannot be used; give text in quotes"),
-        (b"bounds = [0.0]", "bounds: "),
         (b"out = 2026-01-31", "out: 2026-01-31 cannot be used; give text in quotes"),
         (b"[trees]\nleaves = 4", "trees: { leaves = 4 } cannot be used; give an integer"),
         (b"[grow]\nleaves = 4", "'grow' is not an option of"),
