@@ -769,3 +769,19 @@ def test_the_demo_is_a_run(fedrank, monkeypatch):
     code, out, err = fedrank("run", "demo", "--out", "elsewhere")
     assert (code, err, asked) == (0, "", [(Path("elsewhere"), Path("demo.html"))])
     assert "demo.html" in out
+
+
+def test_privacy_filter_says_what_is_left_before_it_is_installed(fedrank, tmp_path):
+    pytest.importorskip("nvflare", reason="pip install 'fedrank[deploy]'")
+    settings, kit = tmp_path / "filter.toml", tmp_path / "site-1"
+    (kit / "local").mkdir(parents=True)
+    settings.write_text('unit = "site"\nparameters = 7_000_000\nclip = 1.0\nepsilon = 1.0\nrounds = 1\n')
+    code, out, _ = fedrank("privacy", "filter", settings)
+    assert code == 0
+    assert "expected cosine with the true update: at most 0.0000 for one site" in out
+    code, _, err = fedrank("privacy", "filter", settings, "--kit", kit)
+    assert code == 2
+    assert "below 0.1" in err
+    assert not list((kit / "local").iterdir())
+    assert fedrank("privacy", "filter", settings, "--kit", kit, "--anyway")[0] == 0
+    assert (kit / "local/privacy.json").exists()

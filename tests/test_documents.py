@@ -33,6 +33,7 @@ from fedrank.experiments.spec.kinds import KINDS
 from fedrank.experiments.spec.listing import ListedMethod, methods, search
 from fedrank.experiments.spec.source import read_spec
 from fedrank.kernels.compile import same_bytes_here
+from fedrank.privacy.updates import UpdatePrivacy
 from fedrank.toml import write_toml
 from fedrank_papers.items import named
 from tests.documents import hook
@@ -49,7 +50,8 @@ CLICK_LOGS = ROOT / "docs" / "how-to" / "click-logs.md"
 FOLLOWED = (TUTORIAL, ORGANISATIONS, CLICK_LOGS)  # their code needs what precedes it
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
-OTHER_FILES: dict[str, Callable[[Path], object]] = {  # by a key
+OTHER_FILES: dict[str, Callable[[Path], object]] = {
+    "parameters": UpdatePrivacy.read,  # by a key
     "sites": read_federation,
     "policy": read_site,
     "trial": read_settings,

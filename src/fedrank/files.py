@@ -12,6 +12,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -283,3 +284,8 @@ def is_locked(path: str | Path) -> bool | None:
             return False
     except (ImportError, FileNotFoundError, PermissionError, ValueError):  # ValueError: a pipe, or a folder
         return None
+
+
+def now() -> str:
+    """The current time as records have it: UTC, in seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -265,6 +265,30 @@ def _ledger_facts(folders: list[Path]) -> list[dict[str, object]]:
     return found
 
 
+@privacy_app.command(
+    "filter",
+    epilog="Examples:  fedrank privacy filter filter.toml  ·  fedrank privacy filter filter.toml --kit site-1",
+)
+def filter_updates(
+    settings: Annotated[Path, typer.Argument(help="Settings: unit, parameters, clip, epsilon, rounds, sites, people.")],
+    kit: Annotated[Path | None, typer.Option(help="Kit of an NVFLARE site, in whose policy the filter is put.")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Install it even if noise leaves almost nothing.")] = False,
+) -> None:
+    """A privacy filter for any NVFLARE job: show what it promises and leaves of an update, and install it."""
+    from fedrank.privacy.updates import UpdatePrivacy
+
+    found = UpdatePrivacy.read(settings)
+    for line in found.about():
+        print_line(line)
+    if kit is None:
+        return
+    if not anyway:
+        found.check_useful()
+    from fedrank.deploy.flare_filter import install
+
+    print_file("Written", install(settings, kit), False)
+
+
 @ledger_app.command("upgrade", epilog="Example:  fedrank privacy ledger upgrade clinic-a")
 def ledger_upgrade(home: Annotated[Path, typer.Argument(help="Folder of a deployed site.")]) -> None:
     """Write the journal of a site from an earlier version, once. Without it, such a site sends nothing."""

@@ -35,6 +35,7 @@ from fedrank.deploy.sent_log import LEFT
 from fedrank.files import (
     is_locked,
     locked,
+    now,
     opened,
     parse_json,
     private_folder,
@@ -45,7 +46,7 @@ from fedrank.files import (
 )
 from fedrank.privacy.ledger import CHARGED, LedgerError
 from fedrank.privacy.ledger_copy import LedgerCopy
-from fedrank.privacy.population import PEOPLE, now
+from fedrank.privacy.population import PEOPLE
 
 RESTORED = "restored.json"
 JOURNAL, HEADS = "journal.log", "heads.txt"  # of a site; heads that a site or a coordinator has seen (see `heads`)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.plan import LARGEST, Plan
 from fedrank.deploy.records import record
-from fedrank.files import opened, parse_json, private_folder, write_atomic
-from fedrank.privacy.population import now
+from fedrank.files import now, opened, parse_json, private_folder, write_atomic
 from fedrank.wire import Refused
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from fedrank.files import sync
-from fedrank.privacy.population import now
+from fedrank.files import now, sync
 
 RECORDS = "records.jsonl"  # who joined, left, was expelled
 MAX_LOG_LENGTH = 4 << 20  # bytes after which a new log is started; the previous one is kept

@@ -27,7 +27,7 @@ from fedrank.deploy.plan import Plan
 from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of
 from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, digest_of
 from fedrank.experiments.runner.folder import Card
-from fedrank.files import parse_json, write_atomic
+from fedrank.files import now, parse_json, write_atomic
 from fedrank.ranking.model import load_weights
 from fedrank.types import Weights
 from fedrank.wire import Label, Part, Refused
@@ -257,7 +257,7 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
     outcome = "veto" if "veto" in outcomes else "pass" if set(outcomes) == {"pass"} else "inconclusive"
     content = {
         "outcome": outcome,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": now(),
         "plan": run.plan.digest,
         "here": {what: asdict(one) for what, one in parts.items()},
         "all sites": pooled,

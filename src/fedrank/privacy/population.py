@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -37,6 +36,7 @@ from fedrank.files import (
     Locked,
     is_locked,
     locked,
+    now,
     parse_json,
     private_folder,
     read_bytes,
@@ -362,10 +362,10 @@ class Population:
                 content = {"format": 1, "people": people, "delta": delta, "limit": limit}
                 write_atomic(folder / PEOPLE, json.dumps(content, indent=1) + "\n", private=True)
         known = cls.read(folder)
-        for name, was, now in (("clients.count", known.people, people), ("privacy.delta", known.delta, delta)):
-            if was != now:
+        for name, was, new in (("clients.count", known.people, people), ("privacy.delta", known.delta, delta)):
+            if was != new:
                 raise ValueError(
-                    f"population {folder.name!r} was created with {name} = {was:g}, but the spec has {now:g}, so the "
+                    f"population {folder.name!r} was created with {name} = {was:g}, but the spec has {new:g}, so the "
                     f"spending could not be added up; use {was:g}, or another population if these are other people"
                 )
         if limit > known.limit:
@@ -688,7 +688,3 @@ def forgotten(folder: Path) -> list[dict[str, Any]]:
                 "incomplete; restore it from a copy"
             ) from None
     return records
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

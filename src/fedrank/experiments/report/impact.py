@@ -27,8 +27,8 @@ from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.source import read_spec
+from fedrank.files import now
 from fedrank.privacy.guarantees import up
-from fedrank.privacy.population import now
 
 TO_FILL_IN = "TO FILL IN: "
 NOT_SAID = "not stated"

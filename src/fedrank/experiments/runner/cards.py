@@ -15,9 +15,8 @@ from typing import Any
 from fedrank import __version__
 from fedrank.data.logs import BROWSERS, FACTS, SearchLog
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card, Facts, Receipt
-from fedrank.files import read_bytes, write_atomic
+from fedrank.files import now, read_bytes, write_atomic
 from fedrank.privacy.guarantees import up
-from fedrank.privacy.population import now
 
 ISSUER = "FEDRANK_ISSUER"  # environment variable: the person or organisation responsible for cards and receipts
 NO_ISSUER = "not named"

@@ -25,9 +25,8 @@ from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.traces import history_of, what_remains
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.source import read_spec
-from fedrank.files import UNFINISHED, read_bytes, writing
+from fedrank.files import UNFINISHED, now, read_bytes, writing
 from fedrank.privacy.guarantees import up
-from fedrank.privacy.population import now
 from fedrank.ranking.model_remarks import mark_forgotten
 
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"

@@ -31,8 +31,8 @@ from fedrank.experiments.runner.cards import issued, versions
 from fedrank.experiments.runner.folder import Card, Facts, cell, table
 from fedrank.experiments.runner.provenance import known
 from fedrank.experiments.spec.experiment import Experiment, to_toml
-from fedrank.files import add_path_to_errors, for_owner, is_plain, opened, parse_json, write_atomic
-from fedrank.privacy.population import FOLDER, now
+from fedrank.files import add_path_to_errors, for_owner, is_plain, now, opened, parse_json, write_atomic
+from fedrank.privacy.population import FOLDER
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import MODELS, measure
 from fedrank.types import Weights

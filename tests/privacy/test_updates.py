@@ -1,0 +1,186 @@
+"""Updates of any model: clipped, charged, noised; sums over people; what is left of an update."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedrank.privacy.updates import PersonSum, PrivateUpdates, UpdatePrivacy, UpdateRefused, person_sum
+
+SITE = {"unit": "site", "parameters": 6, "clip": 1.0, "epsilon": 4.0, "rounds": 5}
+
+
+class Tensor:
+    """What is used of a PyTorch tensor."""
+
+    def __init__(self, values) -> None:
+        self.values = np.array(values, np.float32)
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def numpy(self):
+        return self.values
+
+    def clone(self):
+        return Tensor(self.values)
+
+
+def test_epsilon_is_that_of_an_outside_accountant():
+    accounting = pytest.importorskip("dp_accounting", reason="pip install 'fedrank[privacy]'")
+    for unit, people in (("site", 1), ("person", 500)):
+        for rounds in (1, 20):
+            settings = UpdatePrivacy(unit, 1000, 0.5, 2.0, rounds, 1e-5, people=people)
+            reach = 2.0 if unit == "site" else 1.0  # another update of a site, or none of a person
+            accountant = accounting.pld.PLDAccountant()
+            event = accounting.GaussianDpEvent(settings.noise / reach)
+            accountant.compose(accounting.SelfComposedDpEvent(event, rounds))
+            assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=0.01)
+            assert settings.guarantee(settings.noise).epsilon(rounds, 1e-5) <= 2.0
+
+
+def test_the_expected_cosine_is_what_is_measured(tmp_path):
+    settings = UpdatePrivacy("person", 200, 1.0, 8.0, 60, 1e-5, sites=3, people=100)
+    true = np.full(200, 1 / math.sqrt(200))  # everybody sends the same, of the length of the clip
+    updates = PrivateUpdates(settings, tmp_path)
+    total = PersonSum(1.0, 100)
+    for _ in range(100):
+        total.add({"w": true})
+    cosines = []
+    for _ in range(20):
+        mean = np.mean([updates.protect(total.update(), "job", total.mark)["w"] for _ in range(3)], axis=0)
+        cosines.append(float(mean @ true / np.linalg.norm(mean)))
+    assert np.mean(cosines) == pytest.approx(settings.expected_cosine, abs=0.03)
+
+
+def test_large_models_are_refused_before_they_are_trained():
+    """The figures of NVFLARE users with 7 million parameters."""
+    settings = UpdatePrivacy("site", 7_000_000, 1.0, 1.0, 1, 1e-5)
+    assert settings.expected_cosine == pytest.approx(5e-5, rel=0.1)
+    with pytest.raises(ValueError, match=r"expected cosine .* is 0\.0001, below 0\.1"):
+        settings.check_useful()
+    UpdatePrivacy("person", 200, 1.0, 4.0, 10, people=500).check_useful()
+
+
+def test_one_person_moves_a_sum_by_the_clip_at_most():
+    rows = np.random.default_rng(1).normal(size=(30, 6)) * np.logspace(-2, 3, 30)[:, None]
+    rows[7] = np.nan
+    sums = []
+    for left_out in (None, *range(30)):
+        total = PersonSum(0.5, 30)
+        for row in (row for number, row in enumerate(rows) if number != left_out):
+            total.add({"a": row[:4].reshape(2, 2), "b": row[4:]})
+        sums.append(np.concatenate([one.ravel() for one in total.update().values()]))
+    moved = np.linalg.norm(np.array(sums[1:]) - sums[0], axis=1)
+    assert moved.max() <= 0.5 + 6 * total.step
+    assert moved[-1] == pytest.approx(0.5, abs=1e-4)
+    assert moved[7] == 0  # not a number: as if the person were not there
+
+
+def test_arrays_and_tensors_give_the_same_sum():
+    weights, people = [0.5, -0.5, 0.0], [1, 2, 3]
+    plain = person_sum({"w": np.array(weights)}, people, lambda w, who: {"w": w["w"] + who / 10}, 0.2, 3)
+
+    def train(copy, who):
+        copy["w"].values += np.float32(who / 10)
+        return copy
+
+    start = {"w": Tensor(weights)}
+    tensors = person_sum(start, people, train, 0.2, 3)
+    assert start["w"].values.tolist() == weights
+    assert tensors.update()["w"] == pytest.approx(plain.update()["w"], abs=1e-6)
+    assert plain.update()["w"] == pytest.approx([0.1 / math.sqrt(0.03) * 0.1732 + 2 * 0.2 / math.sqrt(3)] * 3, abs=1e-3)
+
+
+def test_people_beyond_the_public_number_and_other_shapes_are_refused():
+    total = PersonSum(1.0, 1)
+    with pytest.raises(ValueError, match="no person was added"):
+        total.update()
+    total.add({"w": np.ones(2)})
+    with pytest.raises(ValueError, match="people = 1 is the maximum"):
+        total.add({"w": np.ones(2)})
+    more = PersonSum(1.0, 2)
+    more.add({"w": np.ones(2)})
+    with pytest.raises(ValueError, match="different names or shapes"):
+        more.add({"w": np.ones(3)})
+
+
+def test_an_unmarked_sum_or_one_that_was_not_clipped_is_refused(tmp_path):
+    updates = PrivateUpdates(UpdatePrivacy("person", 2, 1.0, 4.0, 5, people=10), tmp_path)
+    for mark in (None, {"clip": 2.0, "people": 10}, "person", {"clip": 1.0}):
+        with pytest.raises(UpdateRefused, match="not marked as a sum over people"):
+            updates.protect({"w": np.ones(2)}, "job", mark)
+    for value in (100.0, np.nan, np.inf):
+        with pytest.raises(UpdateRefused, match="longer than all people together"):
+            updates.protect({"w": np.full(2, value)}, "job", {"clip": 1.0, "people": 10})
+    assert updates.population.spent() == {}
+
+
+def test_counters_leave_as_zero(tmp_path):
+    updates = PrivateUpdates(UpdatePrivacy(**SITE), tmp_path)
+    found = updates.protect({"w": np.ones(6), "batches": np.array([17]), "flag": np.array(True)}, "../../job")
+    assert found["batches"].tolist() == [0]
+    assert found["flag"].tolist() == 0
+    assert found["w"].dtype == np.float32
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger"]  # no path comes from a job's name
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "unit: is missing"),
+        ('unit = "site"\nclips = 1', "unknown key 'clips'"),
+        ("unit = 3", "unit: 3 cannot be used"),
+        ('unit = "site"\nparameters = 6\nclip = 0.0\nepsilon = 1.0\nrounds = 1', "clip: 0.0 cannot be used"),
+        ('unit = "site"\nparameters = 6\nclip = nan\nepsilon = 1.0\nrounds = 1', "clip: nan cannot be used"),
+        ('unit = "site"\nparameters = 6\nclip = 1.0\nepsilon = 1.0\nrounds = 1\npeople = 2', "only to unit"),
+        ("unit = [[[", "filter.toml"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, text, problem):
+    path = tmp_path / "filter.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        PrivateUpdates.open(path)
+
+
+KILLS = 8
+KILLED = """
+import sys
+import numpy as np
+from pathlib import Path
+from fedrank.privacy.updates import PrivateUpdates, UpdatePrivacy
+updates = PrivateUpdates(UpdatePrivacy("site", 6, 1.0, 100.0, 100_000), Path(sys.argv[1]))
+while True:
+    updates.protect({"w": np.ones(6)}, "job")
+    sys.stdout.write("left\\n")
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.process
+def test_killed_at_any_time_everything_that_left_is_charged(tmp_path):
+    left, chance = 0, random.Random(3)
+    settings = UpdatePrivacy("site", 6, 1.0, 100.0, 100_000)
+    for _ in range(KILLS):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline()
+        time.sleep(chance.random() / 4)
+        os.kill(child.pid, signal.SIGKILL)
+        left += 1 + len(child.stdout.read().splitlines())
+        child.wait()
+        child.stdout.close()
+        updates = PrivateUpdates(settings, tmp_path)
+        [account] = updates.population.accounts()
+        assert left <= account.rounds <= left + KILLS
+    print(f"{KILLS} kills, {left} updates left, {account.rounds} charged")
