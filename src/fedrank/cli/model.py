@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from fedrank.ranking.estimate import ClickEstimate
     from fedrank.ranking.propensity import Bias
 
-model_app = typer.Typer(
-    help="Use a trained model: score, evaluate, export, estimate from clicks.", no_args_is_help=True
-)
+model_app = typer.Typer(no_args_is_help=True)
 BiasName = Annotated[
     str, typer.Option(help="Bias of clicks to correct: position, or trust (position and trust in high ranks).")
 ]
