@@ -102,17 +102,18 @@ platforms: $(READY)  ## types as on macOS and Windows: names of the standard lib
 	$(BIN)/mypy --platform darwin
 	$(BIN)/mypy --platform win32
 
-# Files of a release: the same bytes from the same commit, at any time. DIST/about describes what the wheel installs.
+# Files of a release: the same bytes from the same commit (what is not committed is left out), at any time. DIST/about describes what the wheel installs.
 DIST  := dist
 TOOLS := .venv-release
 WHEEL := $(TOOLS)/wheel
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
 
 release: $(TOOLS)/.ready  ## wheel and sdist in dist/, built twice and compared; in dist/about their SBOM and licences
-	rm -rf $(DIST) $(WHEEL)
-	$(TOOLS)/bin/python -m build --outdir $(DIST)
-	$(TOOLS)/bin/python -m build --outdir $(TOOLS)/again
-	for file in $(DIST)/*; do cmp $$file $(TOOLS)/again/$$(basename $$file); done
+	rm -rf $(DIST) $(WHEEL) $(TOOLS)/source $(TOOLS)/again
+	git archive --prefix=source/ HEAD | tar -x -C $(TOOLS)
+	for out in $(CURDIR)/$(DIST) again; do \
+		(cd $(TOOLS) && bin/python -m build --no-isolation --outdir $$out source) || exit 1; done
+	for file in $(DIST)/*; do cmp $$file $(TOOLS)/again/$$(basename $$file) || exit 1; done
 	$(TOOLS)/bin/twine check --strict $(DIST)/*
 	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PYTHON) -m venv $(WHEEL)
@@ -130,8 +131,8 @@ audit: $(TOOLS)/.ready  ## after make release: known vulnerabilities of what the
 
 $(TOOLS)/.ready:
 	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check build twine cyclonedx-bom pip-licenses pip-audit \
-		'check-jsonschema>=0.37'
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check build 'hatchling>=1.27' twine cyclonedx-bom \
+		pip-licenses pip-audit 'check-jsonschema>=0.37'
 	@touch $@
 
 clean:  ## remove what the other targets made, except results in runs/
