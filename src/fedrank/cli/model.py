@@ -85,11 +85,12 @@ def evaluate(
 @model_app.command(
     epilog="Examples:  fedrank model export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  "
     "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json  ·  "
-    "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway"
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway  ·  "
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to card --out README.md"
 )
 def export(
     model: ModelFile,
-    to: Annotated[str, typer.Option(help="Format: opensearch, elasticsearch, solr or onnx.")],
+    to: Annotated[str, typer.Option(help="Format: opensearch, elasticsearch, solr, onnx, or card (Markdown).")],
     out: Annotated[Path, typer.Option(help="File to write.")],
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the engine. Default: the name of the file.")
@@ -105,7 +106,10 @@ def export(
         typer.Option("--anyway", help="Export a model that its run or its estimate calls worse than doing nothing."),
     ] = False,
 ) -> None:
-    """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores."""
+    """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores.
+
+    `--to card` writes the model card of a run: Markdown with a YAML header, as Hugging Face reads it.
+    """
     from fedrank.experiments.report.analysis import worse_than_nothing
     from fedrank.ranking.model import model_file
     from fedrank.ranking.model_remarks import remarks_on
@@ -115,6 +119,12 @@ def export(
     for remark in remarks_on(model):
         print_note(remark)
     file = model_file(model)
+    if to == "card":
+        from fedrank.experiments.report.model_card import model_card
+
+        write_atomic(out, model_card(file.parent))
+        print_line(f"Model card: {out}")
+        return
     found = stored_estimate(file)
     worse = found.verdict if found is not None and found.finding == "worse" else worse_than_nothing(file.parent)
     if worse and not anyway:
