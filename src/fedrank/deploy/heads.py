@@ -25,6 +25,7 @@ import json
 import math
 import os
 import secrets
+import sys
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -461,6 +462,8 @@ def second_place(folder: Path, settings: SiteSettings) -> Path:
     if settings.second_place:
         return (Path(folder) / settings.second_place).absolute()
     state = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
+    if not state and sys.platform == "win32":
+        raise ValueError("the second place of the journal is unknown; set second_place in site.toml, or LOCALAPPDATA")
     if not state:
         import pwd  # processes of NVFLARE have another HOME
 
