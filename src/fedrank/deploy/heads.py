@@ -25,8 +25,8 @@ import json
 import math
 import os
 import secrets
-import sys
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
