@@ -127,7 +127,9 @@ release: $(TOOLS)/.ready  ## wheel and sdist in dist/, built twice and compared;
 	cd $(DIST) && sha256sum *.whl *.tar.gz about/* > SHA256SUMS
 
 audit: $(TOOLS)/.ready  ## after make release: known vulnerabilities of what the wheel installs; asks a data base on the network
-	$(TOOLS)/bin/pip-audit --path $(WHEEL)/lib/python3*/site-packages
+	$(TOOLS)/bin/python -m pip list --format freeze --path $(WHEEL)/lib/python3*/site-packages | grep -v '^fedrank=' \
+		> $(TOOLS)/audited.txt
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps --requirement $(TOOLS)/audited.txt
 
 $(TOOLS)/.ready:
 	$(PYTHON) -m venv $(TOOLS)
