@@ -462,9 +462,9 @@ def second_place(folder: Path, settings: SiteSettings) -> Path:
     if settings.second_place:
         return (Path(folder) / settings.second_place).absolute()
     state = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
-    if not state and sys.platform == "win32":
-        raise ValueError("the second place of the journal is unknown; set second_place in site.toml, or LOCALAPPDATA")
     if not state:
+        if sys.platform == "win32":
+            raise ValueError("the second place of the journal is unknown; set second_place in site.toml")
         import pwd  # processes of NVFLARE have another HOME
 
         state = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".local", "state")
