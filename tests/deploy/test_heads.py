@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -524,10 +525,6 @@ def test_a_site_cannot_stop_another_by_a_false_statement(tmp_path):
 
 def test_the_second_place_of_windows(tmp_path, monkeypatch):
     """It has no user data base; its folder for state is in the environment, or named by the site."""
-    from types import SimpleNamespace
-
-    from fedrank.deploy import heads
-
     monkeypatch.setattr(heads, "sys", SimpleNamespace(platform="win32"))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
