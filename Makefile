@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits reproduce check docs chaos mutants bench lowest clean
+.PHONY: help demo test test-rest test-all bits reproduce check docs chaos mutants bench lowest platforms release audit clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -98,8 +98,47 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed
 	$(PYTHON) tests/lowest.py
 
+platforms: $(READY)  ## types as on macOS and Windows: names of the standard library that these systems lack
+	$(BIN)/mypy --platform darwin
+	$(BIN)/mypy --platform win32
+
+# Files of a release: the same bytes from the same commit (what is not committed is left out), at any time. DIST/about describes what the wheel installs.
+DIST  := dist
+TOOLS := .venv-release
+WHEEL := $(TOOLS)/wheel
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
+
+release: $(TOOLS)/.ready  ## wheel and sdist in dist/, built twice and compared; in dist/about their SBOM and licences
+	rm -rf $(DIST) $(WHEEL) $(TOOLS)/source $(TOOLS)/again
+	git archive --prefix=source/ HEAD | tar -x -C $(TOOLS)
+	for out in $(CURDIR)/$(DIST) again; do \
+		(cd $(TOOLS) && bin/python -m build --no-isolation --outdir $$out source) || exit 1; done
+	for file in $(DIST)/*; do cmp $$file $(TOOLS)/again/$$(basename $$file) || exit 1; done
+	$(TOOLS)/bin/twine check --strict $(DIST)/*
+	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(DIST)/*.whl
+	$(WHEEL)/bin/python -m pip uninstall --quiet --yes pip setuptools
+	mkdir -p $(DIST)/about
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file $(DIST)/about/sbom.cdx.json $(WHEEL)/bin/python
+	$(TOOLS)/bin/pip-licenses --python $(WHEEL)/bin/python --format markdown --with-urls \
+		--output-file $(DIST)/about/licences.md
+	cd $(DIST) && sha256sum *.whl *.tar.gz about/* > SHA256SUMS
+
+audit: $(TOOLS)/.ready  ## after make release: known vulnerabilities of what the wheel installs; asks a data base on the network
+	$(TOOLS)/bin/python -m pip list --format freeze --path $(WHEEL)/lib/python3*/site-packages | grep -v '^fedrank=' \
+		> $(TOOLS)/audited.txt
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps --requirement $(TOOLS)/audited.txt
+
+$(TOOLS)/.ready:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check build 'hatchling>=1.27' twine cyclonedx-bom \
+		pip-licenses pip-audit 'check-jsonschema>=0.37'
+	@touch $@
+
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) .venv-lowest site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest $(TOOLS) $(DIST) site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -22,7 +22,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedrank.__main__ import main as started
-from fedrank.cli import app, main
+from fedrank.cli import GROUPS, app, build_app, main
 from fedrank.cli.config import MOST_VISIBLE
 from fedrank.cli.shared import progress
 from fedrank.data.catalog import CATALOG, load
@@ -598,11 +598,25 @@ def test_help_is_grouped(fedrank):
     assert "Commands" not in headings  # nothing without a group
 
 
+def test_the_called_group_is_complete_and_the_others_have_their_help():
+    """Only the called group is imported; the help of the command is the same."""
+
+    def commands(group):
+        return {one.name for one in group.typer_instance.registered_commands}
+
+    whole = {group.name: group for group in build_app().registered_groups}
+    for called in ("data", "deploy"):
+        partial = {group.name: group for group in build_app(called).registered_groups}
+        assert {name: group.help for name, group in partial.items()} == {n: g.help for n, g in whole.items()}
+        assert {name for name, group in partial.items() if name in GROUPS and commands(group)} == {called}
+        assert commands(partial[called]) == commands(whole[called])
+
+
 @pytest.mark.process
 def test_a_shell_completes_commands_and_specs(fedrank):
     def completed(line):
         environment = {**os.environ, "_FEDRANK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "2"}
-        code = "import sys; sys.argv = ['fedrank']; from fedrank.cli import app; app(prog_name='fedrank')"
+        code = "import sys; sys.argv = ['fedrank']; from fedrank.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
         )
@@ -679,11 +693,11 @@ def test_tune_chooses_and_writes_a_spec(fedrank):
     assert "must list the values to try" in err
 
 
-@pytest.mark.parametrize("place", ["fedrank.cli.app", "fedrank.cli.main"])
+@pytest.mark.parametrize("place", ["fedrank.cli.build_app", "fedrank.cli.main"])
 def test_ctrl_c_outside_a_command_is_no_traceback(monkeypatch, capsys, place):
     """While commands are built from their signatures, or modules are imported."""
 
-    def stopped():
+    def stopped(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, stopped)

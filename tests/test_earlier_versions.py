@@ -242,14 +242,6 @@ def test_what_replaces_an_earlier_command_exists():
             assert {word for word in words if word.startswith("--")} <= known, text
 
 
-def test_the_table_of_the_changelog_is_that_of_the_command():
-    changes = Path(__file__).parents[1].joinpath("CHANGELOG.md").read_text(encoding="utf-8")
-    commands = changes.partition("- Names of 0.1 in Python")[0]
-    rows = re.findall(r"^  \| `(.*?)` \| (.*) \|$", commands, re.MULTILINE)
-    assert dict(rows) == RENAMED
-    assert len(rows) == len(RENAMED)
-
-
 def test_a_folder_may_have_the_name_of_an_earlier_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("places").mkdir()

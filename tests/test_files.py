@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from fedrank.files import (
     writing,
 )
 from fedrank.names import did_you_mean
+from tests import needs
 
 
 def names(folder: Path) -> list[str]:
@@ -106,6 +108,31 @@ def holder(path: Path) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
+
+
+@needs.posix
+@pytest.mark.parametrize("leave", [True, False])
+def test_locks_of_windows(tmp_path, monkeypatch, leave):
+    """A stand-in for its module locks like Windows: only bytes behind the text, and a locked file cannot be removed."""
+    import fcntl
+
+    def locking(handle, mode, count):
+        assert (mode, count) == (2, 1)
+        assert os.lseek(handle, 0, os.SEEK_CUR) > 1_000
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+    monkeypatch.setattr("fedrank.files.sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr("fedrank.files.PATIENCE", 0.0)
+    path = tmp_path / "lock"
+    with locked(path, "it", leave=leave):
+        assert path.read_text() == f"{os.getpid()}\n"
+        assert is_locked(path) is True
+        with pytest.raises(Locked, match=f"it is in use by process {os.getpid()}"), locked(path, "it"):
+            pass
+    assert is_locked(path) is False
+    with locked(path, "it"):
+        pass
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""The list of terms is true: its names exist, and names that the changelog lists as replaced are not used again."""
+"""The list of terms is true: its names exist, and names that are listed as replaced are not used again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TERMS = (ROOT / "docs" / "explanation" / "concepts.md").read_text(encoding="utf-8").partition("## Terms")[2]
-CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-EARLIER = CHANGES.partition("- Names of 0.1 in Python")[2].partition("## 0.1.0")[0]
+STABILITY = (ROOT / "docs" / "reference" / "stability.md").read_text(encoding="utf-8")
+EARLIER = STABILITY.partition("Names in Python, which are not used again")[2]
 NAMES = re.findall(r"\| `(fedrank[\w.]+)` \|$", TERMS, re.MULTILINE)
-REPLACED = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^  \| (.+?) \| .+ \|$", EARLIER, re.MULTILINE)]
-NEW = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^  \| .+? \| (.+) \|$", EARLIER, re.MULTILINE)]
+REPLACED = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^\| (.+?) \| .+ \|$", EARLIER, re.MULTILINE)]
+NEW = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^\| .+? \| (.+) \|$", EARLIER, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -105,6 +105,21 @@ def test_the_sdist_holds_what_a_checkout_has(built):
     assert not [name for name in held if name.startswith((".venv", "runs/", "site/"))]
 
 
+def test_the_same_sources_give_the_same_bytes(built, tmp_path):
+    """Built again from the unpacked sdist, whose files have other times and modes."""
+    with tarfile.open(built["sdist"]) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    [source] = tmp_path.iterdir()
+    (source / "PKG-INFO").unlink()  # a checkout has none, and the build writes it
+    for path in source.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    python = built["wheel"].parent / "builder" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    for kind, before in built.items():
+        again = tmp_path / do(python, "-c", BUILD, kind, tmp_path, cwd=source).splitlines()[-1]
+        assert again.name == before.name
+        assert again.read_bytes() == before.read_bytes(), kind
+
+
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory) -> Path:
     """The interpreter of an empty environment into which the wheel was installed, with what it depends on."""

@@ -45,31 +45,15 @@ def lab(tmp_path, monkeypatch):
     installed(tmp_path, "fedrank_lab", text, entries)
     for known in (plugins.commands, plugins.methods):
         known.cache_clear()
-    monkeypatch.setattr(cli.app, "registered_groups", [*cli.app.registered_groups])
     yield tmp_path
     sys.modules.pop("fedrank_lab", None)
     for known in (plugins.commands, plugins.methods):
         known.cache_clear()
 
 
-def own_groups():
-    return [group for group in cli.app.registered_groups if group.name not in {e.name for e in cli.APPLICATIONS}]
-
-
-def invoked(monkeypatch, *words):
+def invoked(*words):
     """A command, with the plug-ins that are installed now."""
-    from typer.main import get_command
-
-    monkeypatch.setattr(cli.app, "registered_groups", own_groups())
-    cli._add_applications()
-    uncached = getattr(get_command, "__wrapped__", get_command)
-    return CliRunner().invoke(cli.app, words) if uncached is get_command else _invoke(uncached(cli.app), words)
-
-
-def _invoke(command, words):
-    from click.testing import CliRunner as Plain
-
-    return Plain().invoke(command, list(words))
+    return CliRunner().invoke(cli.build_app(), words)
 
 
 def test_a_method_of_a_plugin_is_named_in_a_spec(lab):
@@ -95,11 +79,11 @@ def test_it_is_listed_and_a_typing_error_is_corrected(lab):
         read_spec(lab / "spec.toml")
 
 
-def test_a_command_of_a_plugin(lab, monkeypatch):
-    shown = invoked(monkeypatch, "--help").output
+def test_a_command_of_a_plugin(lab):
+    shown = invoked("--help").output
     assert "Plug-ins" in shown
     assert "weights" in shown
-    assert "Print the largest weights" in invoked(monkeypatch, "weights", "--help").output
+    assert "Print the largest weights" in invoked("weights", "--help").output
 
 
 @pytest.mark.parametrize(
@@ -118,15 +102,14 @@ def test_a_command_of_a_plugin(lab, monkeypatch):
         ),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_ignored(lab, monkeypatch, capsys, name, module, reason):
+def test_a_plugin_that_cannot_be_used_is_ignored(lab, capsys, name, module, reason):
     installed(lab, "fedrank_other", module, f"[fedrank.commands]\n{name} = fedrank_other:app\n")
     plugins.commands.cache_clear()
-    monkeypatch.setattr(cli.app, "registered_groups", own_groups())
-    cli._add_applications()
+    built = cli.build_app()
     sys.modules.pop("fedrank_other", None)
     assert f"note: the plug-in {name} = fedrank_other:app is ignored: " in (err := capsys.readouterr().err)
     assert reason in err
-    assert {"search", "deploy", "weights"} <= {group.name for group in cli.app.registered_groups}
+    assert {"search", "deploy", "weights"} <= {group.name for group in built.registered_groups}
 
 
 def test_a_method_cannot_take_the_name_of_another_or_a_family_of_its_own(lab):

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 UNFINISHED = ".part"  # suffix of files that are being written
 FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # disk full, or quota exceeded
 PATIENCE = 1.0  # seconds to wait for a lock; readers hold it for less
+_LOCKED_BYTE = 1 << 30  # on Windows, others cannot read what is locked; a byte behind the text is
 LARGEST = 512 << 20  # maximum bytes of a file that is read into memory
 
 
@@ -172,7 +174,6 @@ def exchange(new: str | Path, old: str | Path) -> None:
 def _swapped(new: bytes, old: bytes) -> bool:
     """Exchange two names in one step; return False if the system cannot."""
     import ctypes
-    import sys
 
     here, exchanging = -100, 2  # AT_FDCWD; RENAME_EXCHANGE of Linux is RENAME_SWAP of macOS
     try:
@@ -238,18 +239,13 @@ def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
     The file records the holder, and stays. Without `leave` it is removed at the end, while it is still locked: a
     process that opened it before notices that its lock belongs to a removed file, and locks the new one.
     """
-    try:
-        import fcntl
-    except ImportError:  # not available on this system
-        yield
-        return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + PATIENCE
     while True:
         file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")  # noqa: SIM115
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.fileno())
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 break
         except OSError:
@@ -267,22 +263,36 @@ def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            if not leave:
+            if not leave and sys.platform != "win32":  # Windows does not remove a file that is open
                 path.unlink(missing_ok=True)
+
+
+def _lock(handle: int, shared: bool = False) -> None:
+    """Lock an open file until it is closed; OSError if another process holds the lock."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(handle, 0, os.SEEK_SET)
+    else:
+        import fcntl
+
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 def is_locked(path: str | Path) -> bool | None:
     """Whether a process holds the lock of this file; None if that cannot be determined."""
     try:
-        import fcntl
-
         with opened(path) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                _lock(file.fileno(), shared=True)
             except OSError:
                 return True
             return False
-    except (ImportError, FileNotFoundError, PermissionError, ValueError):  # ValueError: a pipe, or a folder
+    except (FileNotFoundError, PermissionError, ValueError):  # ValueError: a pipe, or a folder
         return None
 
 

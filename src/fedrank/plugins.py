@@ -9,7 +9,7 @@
     [project.entry-points."fedrank.specs"]
     papers = "fedrank_papers.specs"                             # a package of TOML files: `fedrank run thesis/fig-3-1`
 
-`examples/plugin` and `reproduction` are complete packages. fedrank's applications add their commands in the same way.
+`examples/plugin` and `reproduction` are complete packages.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -520,3 +521,15 @@ def test_a_site_cannot_stop_another_by_a_false_statement(tmp_path):
     lying.with_heads = True
     assert trial.run(lying) == "finished"
     assert "did not sign" not in (trial.task.folder / "sites.csv").read_text()
+
+
+def test_the_second_place_of_windows(tmp_path, monkeypatch):
+    """It has no user data base; its folder for state is in the environment, or named by the site."""
+    monkeypatch.setattr(heads, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    unnamed = SimpleNamespace(second_place="")
+    assert heads.second_place(tmp_path / "site", unnamed) == tmp_path / "fedrank" / "heads"
+    monkeypatch.delenv("LOCALAPPDATA")
+    with pytest.raises(ValueError, match=r"set second_place in site\.toml"):
+        heads.second_place(tmp_path / "site", unnamed)

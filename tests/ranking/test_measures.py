@@ -352,6 +352,15 @@ def test_against_scikit_learn(cutoff: int | None) -> None:
         assert values[1, query] == pytest.approx(ndcg_score(data.grades[None, a:b], scores[None, a:b], k=cutoff))
 
 
+def test_names_of_ir_measures() -> None:
+    assert [str(measure(name)) for name in ("AP", "AP@10", "RR@10/zero", "P@5")] == [
+        "map",
+        "map@10",
+        "mrr@10/zero",
+        "p@5",
+    ]
+
+
 def test_against_ir_measures() -> None:
     ir_measures = pytest.importorskip("ir_measures")
     theirs = {

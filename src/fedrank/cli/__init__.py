@@ -1,29 +1,23 @@
 """The command `fedrank`: this module assembles the commands of the other modules.
 
 A command reads files, calls one function, writes files, and prints their paths. Heavy imports stand inside the
-commands, so `fedrank --help` is fast.
+commands, and a group of commands is imported only if it is called, so `fedrank --help` is fast.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import EntryPoint
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.main import get_group
 
 from fedrank import plugins
-from fedrank.cli.data import data_app
 from fedrank.cli.experiments import experiments_app
-from fedrank.cli.forget import forget_app
-from fedrank.cli.model import model_app
-from fedrank.cli.privacy import privacy_app
 from fedrank.cli.renamed import replacement
 from fedrank.cli.shared import print_note
-from fedrank.cli.silo import silo_app
-from fedrank.cli.trees import trees_app
 from fedrank.files import error_message
 from fedrank.progress import show_warnings_as_notes
 
@@ -31,35 +25,41 @@ from fedrank.progress import show_warnings_as_notes
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-app = typer.Typer(
-    name="fedrank",
-    help="Federated learning to rank: train one ranker together, without moving documents, queries or clicks.",
-    epilog="First steps:  fedrank run quickstart  ·  fedrank report runs/quickstart --out report.html",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
 SEPARATOR = "  ·  "  # between the examples of a help text
 # Headings of `fedrank --help`.
 MODELS, PRIVACY, TOGETHER = "Models and data", "Privacy and rights", "Several organisations"
 SEARCH = "Search engines and your own documents"
-app.add_typer(experiments_app)
-app.add_typer(data_app, name="data", rich_help_panel=MODELS)
-app.add_typer(model_app, name="model", rich_help_panel=MODELS)
-app.add_typer(trees_app, name="trees", rich_help_panel=MODELS)
-app.add_typer(privacy_app, name="privacy", rich_help_panel=PRIVACY)
-app.add_typer(forget_app, name="forget", rich_help_panel=PRIVACY)
-app.add_typer(silo_app, name="silo", rich_help_panel=TOGETHER)
-# The applications of fedrank are entry points, like plug-ins.
-APPLICATIONS = {
-    EntryPoint("deploy", "fedrank.cli.deploy:deploy_app", plugins.COMMANDS): TOGETHER,
-    EntryPoint("engine", "fedrank.cli.engine:engine_app", plugins.COMMANDS): SEARCH,
-    EntryPoint("search", "fedrank.cli.search:search_app", plugins.COMMANDS): SEARCH,
-    EntryPoint("rerank", "fedrank.cli.rerank:rerank_app", plugins.COMMANDS): SEARCH,
+# Groups of commands: `data` is `data_app` in `fedrank.cli.data`.
+GROUPS = {
+    "data": (MODELS, "Data sets: list, check and describe them; build them from click logs."),
+    "model": (MODELS, "Use a trained model: score, evaluate, export, estimate from clicks."),
+    "trees": (
+        MODELS,
+        "Tree models of several organisations: split data, merge models, grow one forest together.",
+    ),
+    "privacy": (
+        PRIVACY,
+        "Privacy: guarantees of a spec, settings for an ε, attacks on messages, ledgers, impact assessment.",
+    ),
+    "forget": (
+        PRIVACY,
+        "Unlearn a client of finished runs, or delete a person or expired entries from a data set.",
+    ),
+    "silo": (TOGETHER, "Sketches of document collections, for organisations that do not share documents."),
+    "deploy": (TOGETHER, "Train with other organisations: a coordinator, and sites that keep their data."),
+    "engine": (SEARCH, "OpenSearch, Elasticsearch, Solr: features, logged features, and trials of a model."),
+    "search": (
+        SEARCH,
+        "Search your own documents on this machine with a ranker that learns from your clicks. No data leave the "
+        "device unless you join a federation.",
+    ),
+    "rerank": (
+        SEARCH,
+        "Order passages for a language model, an agent or a site search, and learn from which of them were used.",
+    ),
 }
 
 
-@app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
@@ -70,12 +70,37 @@ def _root(
         raise typer.Exit
 
 
-def _add_applications() -> None:
-    """Add the commands of the applications and of plug-ins. A plug-in that fails is ignored with a note."""
-    taken = {group.name for group in app.registered_groups} | {entry.name for entry in APPLICATIONS}
-    taken |= {one.callback.__name__ for one in experiments_app.registered_commands if one.callback}
-    for entry, panel in APPLICATIONS.items():
-        app.add_typer(entry.load(), name=entry.name, rich_help_panel=panel)
+def build_app(called: str | None = None) -> typer.Typer:
+    """Return the command with all its groups; of groups that differ from the called one, only name and help."""
+    built = typer.Typer(
+        name="fedrank",
+        help="Federated learning to rank: train one ranker together, without moving documents, queries or clicks.",
+        epilog="First steps:  fedrank run quickstart  ·  fedrank report runs/quickstart --out report.html",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    built.callback(invoke_without_command=True)(_root)
+    built.add_typer(experiments_app)
+    for name, (panel, text) in GROUPS.items():
+        group = typer.Typer()
+        if called in (None, name):
+            group = getattr(import_module(f"fedrank.cli.{name}"), f"{name}_app")
+        built.add_typer(group, name=name, rich_help_panel=panel, help=text)
+    _add_plugins(built)
+    _list_examples(built)
+    return built
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault("app", build_app())
+
+
+def _add_plugins(built: typer.Typer) -> None:
+    """Add the commands of plug-ins. A plug-in that fails is ignored with a note."""
+    taken = {*GROUPS} | {one.callback.__name__ for one in experiments_app.registered_commands if one.callback}
     for entry in plugins.commands():
         try:
             if entry.name in taken:
@@ -84,7 +109,7 @@ def _add_applications() -> None:
             if not isinstance(added, typer.Typer):
                 raise TypeError(f"it must be a typer.Typer (got {type(added).__name__})")
             get_group(added)  # a command that cannot be built would break all others
-            app.add_typer(added, name=entry.name, rich_help_panel="Plug-ins")
+            built.add_typer(added, name=entry.name, rich_help_panel="Plug-ins")
             taken.add(entry.name)
         except (Exception, SystemExit) as problem:  # imported code may raise anything
             reason = " ".join(str(problem).split())[:200]
@@ -103,12 +128,12 @@ def _list_examples(group: typer.Typer) -> None:
             _list_examples(inner.typer_instance)
 
 
-_add_applications()
-_list_examples(app)
-
-
 def _refuse_earlier_names(words: list[str]) -> None:
-    privacy = {*get_group(privacy_app).commands} if words[:1] == ["privacy"] else ()
+    privacy: set[str] = set()
+    if words[:1] == ["privacy"]:
+        from fedrank.cli.privacy import privacy_app
+
+        privacy = {*get_group(privacy_app).commands}
     if (error := replacement(words, privacy)) is not None:
         raise ValueError(error)
 
@@ -118,7 +143,8 @@ def main() -> None:
     try:
         show_warnings_as_notes()
         _refuse_earlier_names(sys.argv[1:])
-        app()
+        completes = "_FEDRANK_COMPLETE" in os.environ  # a shell asks for the words that may follow
+        build_app(None if completes else next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
     except KeyboardInterrupt:  # outside the commands, which print how to resume
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe

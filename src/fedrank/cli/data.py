@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from fedrank.data.logs import SearchLog
     from fedrank.progress import Progress
 
-data_app = typer.Typer(
-    help="Data sets: list, check and describe them; build them from click logs.", no_args_is_help=True
-)
+data_app = typer.Typer(no_args_is_help=True)
 
 
 @data_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank data list")

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
     from fedrank.experiments.spec.grid import Grid
 
-deploy_app = typer.Typer(
-    help="Train with other organisations: a coordinator, and sites that keep their data.", no_args_is_help=True
-)
+deploy_app = typer.Typer(no_args_is_help=True)
 
 Home = Annotated[Path, typer.Option(help="Folder of the coordinator or of the site.")]
 Because = Annotated[str, typer.Option(help="Reason; it is recorded.")]

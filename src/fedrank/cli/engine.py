@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from fedrank.engine.trial import Count, EngineTrial
     from fedrank.engine.trial_decision import Judgement
 
-engine_app = typer.Typer(
-    help="OpenSearch, Elasticsearch, Solr: features, logged features, and trials of a model.",
-    no_args_is_help=True,
-)
+engine_app = typer.Typer(no_args_is_help=True)
 
 LETOR = (".txt", ".letor", ".dat")
 LoggedAnswers = Annotated[Path, typer.Argument(help="Responses of the engine, one per line, each with its query_id.")]

@@ -24,10 +24,7 @@ from fedrank.cli.shared import (
 if TYPE_CHECKING:
     from fedrank.experiments.runner.forget_person import AffectedRun, ForgettingPlan
 
-forget_app = typer.Typer(
-    help="Unlearn a client of finished runs, or delete a person or expired entries from a data set.",
-    no_args_is_help=True,
-)
+forget_app = typer.Typer(no_args_is_help=True)
 
 
 @dataclass(frozen=True)

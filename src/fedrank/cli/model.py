@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from fedrank.ranking.estimate import ClickEstimate
     from fedrank.ranking.propensity import Bias
 
-model_app = typer.Typer(
-    help="Use a trained model: score, evaluate, export, estimate from clicks.", no_args_is_help=True
-)
+model_app = typer.Typer(no_args_is_help=True)
 BiasName = Annotated[
     str, typer.Option(help="Bias of clicks to correct: position, or trust (position and trust in high ranks).")
 ]
@@ -87,11 +85,12 @@ def evaluate(
 @model_app.command(
     epilog="Examples:  fedrank model export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  "
     "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json  ·  "
-    "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway"
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway  ·  "
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to card --out README.md"
 )
 def export(
     model: ModelFile,
-    to: Annotated[str, typer.Option(help="Format: opensearch, elasticsearch, solr or onnx.")],
+    to: Annotated[str, typer.Option(help="Format: opensearch, elasticsearch, solr, onnx, or card (Markdown).")],
     out: Annotated[Path, typer.Option(help="File to write.")],
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the engine. Default: the name of the file.")
@@ -107,7 +106,10 @@ def export(
         typer.Option("--anyway", help="Export a model that its run or its estimate calls worse than doing nothing."),
     ] = False,
 ) -> None:
-    """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores."""
+    """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores.
+
+    `--to card` writes the model card of a run: Markdown with a YAML header, as Hugging Face reads it.
+    """
     from fedrank.experiments.report.analysis import worse_than_nothing
     from fedrank.ranking.model import model_file
     from fedrank.ranking.model_remarks import remarks_on
@@ -117,6 +119,12 @@ def export(
     for remark in remarks_on(model):
         print_note(remark)
     file = model_file(model)
+    if to == "card":
+        from fedrank.experiments.report.model_card import model_card
+
+        write_atomic(out, model_card(file.parent))
+        print_line(f"Model card: {out}")
+        return
     found = stored_estimate(file)
     worse = found.verdict if found is not None and found.finding == "worse" else worse_than_nothing(file.parent)
     if worse and not anyway:

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from fedrank.experiments.report.sections import Section
     from fedrank.experiments.spec.grid import Grid
 
-privacy_app = typer.Typer(
-    help="Privacy: guarantees of a spec, settings for an ε, attacks on messages, ledgers, impact assessment.",
-    no_args_is_help=True,
-)
+privacy_app = typer.Typer(no_args_is_help=True)
 ledger_app = typer.Typer(
     help="Ledgers: the privacy budget that people have spent in all runs. They outlive the runs.", no_args_is_help=True
 )

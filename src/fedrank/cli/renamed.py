@@ -1,7 +1,4 @@
-"""Commands, options and words of earlier versions, and what replaces them.
-
-The table of the changelog equals this one; a test compares them.
-"""
+"""Commands, options and words of earlier versions, and what replaces them."""
 
 from __future__ import annotations
 

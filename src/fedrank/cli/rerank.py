@@ -14,10 +14,7 @@ from fedrank.names import did_you_mean
 if TYPE_CHECKING:
     from fedrank.search.rerank.tenants import Tenants
 
-rerank_app = typer.Typer(
-    help="Order passages for a language model, an agent or a site search, and learn from which of them were used.",
-    no_args_is_help=True,
-)
+rerank_app = typer.Typer(no_args_is_help=True)
 ADDRESS = "127.0.0.1:8011"
 LOCAL = ("127.0.0.1", "::1", "localhost")
 Folder = Annotated[

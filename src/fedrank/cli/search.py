@@ -32,11 +32,7 @@ if TYPE_CHECKING:
     from fedrank.search.client import SearchClient
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
-search_app = typer.Typer(
-    help="Search your own documents on this machine with a ranker that learns from your clicks. No data leave the "
-    "device unless you join a federation.",
-    no_args_is_help=True,
-)
+search_app = typer.Typer(no_args_is_help=True)
 Home = Annotated[
     Path | None,
     typer.Option(

@@ -11,9 +11,7 @@ import typer
 from fedrank.cli.config import Config, with_settings
 from fedrank.cli.shared import AsJson, print_line, print_result, print_sections, progress
 
-silo_app = typer.Typer(
-    help="Sketches of document collections, for organisations that do not share documents.", no_args_is_help=True
-)
+silo_app = typer.Typer(no_args_is_help=True)
 Sketch = Annotated[Path, typer.Argument(help="File written by fedrank silo sketch.")]
 DOCUMENTS = "with id, title and text: .jsonl or .tsv; plain, .gz or .xz"
 

@@ -12,10 +12,7 @@ from fedrank.cli.config import Config, with_settings
 from fedrank.cli.shared import Seed, print_note, print_sections
 from fedrank.value_checks import Positive, at_least, at_most
 
-trees_app = typer.Typer(
-    help="Tree models of several organisations: split data, merge models, grow one forest together.",
-    no_args_is_help=True,
-)
+trees_app = typer.Typer(no_args_is_help=True)
 
 
 Votes = Annotated[int, at_least(0), at_most(1_000_000)]

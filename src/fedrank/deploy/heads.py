@@ -26,6 +26,7 @@ import math
 import os
 import secrets
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -462,6 +463,8 @@ def second_place(folder: Path, settings: SiteSettings) -> Path:
         return (Path(folder) / settings.second_place).absolute()
     state = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
     if not state:
+        if sys.platform == "win32":
+            raise ValueError("the second place of the journal is unknown; set second_place in site.toml")
         import pwd  # processes of NVFLARE have another HOME
 
         state = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".local", "state")

@@ -113,6 +113,7 @@ def measure(text: str | Measure) -> Measure:
     if parts is None:
         raise ValueError(f"'{text}' is not a measure; {_SYNTAX}")
     name, cutoff, empty, by = parts.groups()
+    name = {"ap": "map", "rr": "mrr"}.get(name, name)  # their names in ir_measures, whose nDCG is our ndcg-linear
     return Measure(name, None if cutoff is None else int(cutoff), "skip" if empty is None else empty, by or "")
 
 

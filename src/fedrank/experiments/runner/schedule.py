@@ -6,13 +6,14 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,7 @@ def _performed(task: Task, threads: int, tell: Callable[[News], None], stop: Cal
 @dataclass
 class _Worker:
     process: BaseProcess
-    pipe: Connection
+    pipe: Any  # a Connection, or a PipeConnection on Windows
     task: Task | None = None
 
 
@@ -293,7 +294,7 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
     """Let child processes ignore Ctrl-C from the start; only this process receives it."""
-    if not hasattr(signal, "pthread_sigmask"):
+    if sys.platform == "win32":  # it has no masks of signals
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -303,7 +304,7 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, stopped: Any, threads: int, notes: frozenset[str] | None = None) -> None:
+def _work(pipe: Any, stopped: Any, threads: int, notes: frozenset[str] | None = None) -> None:
     if notes is not None:
         show_warnings_as_notes(notes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; both receive Ctrl-C

@@ -1,0 +1,46 @@
+"""Model cards: registries can read the header, and the text states what the run and its privacy card state."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedrank.experiments.report.model_card import model_card
+from tests.experiments.report.made_up_runs import write_run
+
+yaml = pytest.importorskip("yaml", reason="package: PyYAML, which mkdocs brings")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path, data={"name": "letor\n---\nlicense: mit"})
+
+
+def header(text):
+    start, content, body = text.split("---\n", 2)
+    assert start == ""
+    return yaml.safe_load(content), body
+
+
+def test_the_header_is_read_and_names_from_outside_stay_text(run):
+    found, body = header(model_card(run))
+    assert found["library_name"] == "fedrank"
+    assert "license" not in found
+    [result] = found["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "letor\n---\nlicense: mit"
+    assert [metric["type"] for metric in result["metrics"]] == ["ndcg@10", "mrr@10"]
+    assert f"- ndcg@10: {result['metrics'][0]['value']:.4f}" in body
+    assert "TO FILL IN" in body
+
+
+def test_it_claims_nothing_without_a_privacy_card(run):
+    (run / "privacy.json").unlink(missing_ok=True)
+    assert "no privacy card, so there is no privacy guarantee" in model_card(run)
+
+
+def test_only_a_finished_run_with_a_model_has_one(run):
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(facts | {"status": "interrupted"}))
+    with pytest.raises(ValueError, match="must be the folder of one finished run"):
+        model_card(run)
