@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedrank.experiments.report.analysis import analyse
-from fedrank.experiments.report.claims import SMALL, Verdict
+from fedrank.experiments.report.claims import SMALLEST, Verdict
 from fedrank.experiments.report.formatting import duration, effect_size, heading
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.published_values import WITHIN
@@ -58,7 +58,7 @@ def claims_page(
             "Below, the difference is that between the variant that is claimed to be better and the other, with an "
             "interval at the level that the claims of the experiment share (Holm); d is that difference in standard "
             "deviations over the tested units; power is the probability that the design detects the difference that "
-            f"the paper reports, or {SMALL:g} of a measure with maximum 1."
+            f"the paper reports, or {SMALLEST:g} of a measure with maximum 1."
         ),
     ]
     authors = {paper.title: f"{paper.authors}, {paper.year}" for paper in known}
