@@ -88,8 +88,7 @@ def test_alike_means_inside_the_margin() -> None:
     assert found.verdict == OPEN
     assert found.power == 0.0  # an interval of this width never fits
     assert "power 0.00 to show them alike" in found.reason
-    assert found.reason.endswith("would show it")
-    assert judge(stated(0.05, 0.02, 0.02)).reason.endswith("would show the opposite")
+    assert found.reason.endswith("would decide it")
 
 
 @given(st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(0.001, 0.1)), min_size=1, max_size=6))
@@ -127,17 +126,21 @@ def test_what_cannot_be_told_says_which_power_it_had_and_what_would_tell() -> No
     assert found.power == pytest.approx(power, abs=1e-4)
     assert f"power {power:.2f} for 0.005, the smallest of interest" in found.reason
     wanted = math.ceil(2 * (0.02 / (0.02 / (1.959964 + 0.841621))) ** 2)
-    assert f"about {wanted} repeats instead of 2 would show it" in found.reason
-    assert "would show the opposite" in judge(stated(-0.02, 0.02)).reason
+    assert f"too few runs: about {wanted} instead of 2 would decide it" in found.reason
+    # Below 0 the upper bound must fall below the smallest difference of interest, 0.005.
+    wanted = math.ceil(2 * (0.02 / (0.025 / (1.959964 + 0.841621))) ** 2)
+    assert f"too few runs: about {wanted} instead of 2 would decide it" in judge(stated(-0.02, 0.02)).reason
     reported = judge(stated(0.02, 0.02, reported=0.05))
     assert reported.power > found.power
     assert "for 0.05, the paper's difference" in reported.reason
-    assert "more than 1,000 repeats" in judge(stated(0.0001, 0.02)).reason
+    assert "too few runs: more than 1,000 would be needed, instead of 2" in judge(stated(0.0025, 0.05)).reason
 
 
 def test_repeats_do_not_help_where_queries_are_too_few() -> None:
     found = judge(stated(0.02, 0.02, floor=0.019))
-    assert "more repeats would not show it: the data set has no more than 13 queries" in found.reason
+    times = (0.019 / (0.02 / (1.959964 + 0.841621))) ** 2
+    no_use = "no number of runs on these 13 queries would decide it"
+    assert found.reason.endswith(f"too few queries: {no_use}, about {times:.2g} times as many queries would")
 
 
 def test_a_design_that_cannot_tell_says_so() -> None:
@@ -151,7 +154,7 @@ def test_a_design_that_cannot_tell_says_so() -> None:
 
 def test_in_general_it_takes_data_sets() -> None:
     over = Contrast(0.02, 0.02, 3, "data sets", 4, 20, 0.04)
-    assert "data sets instead of 4 would show it" in judge(Stated("a and b", "ndcg@10", over)).reason
+    assert "too few data sets: about 32 instead of 4 would decide it" in judge(Stated("a and b", "ndcg@10", over)).reason
 
 
 @pytest.mark.parametrize(

@@ -124,21 +124,23 @@ def _decided_at(claim: Stated) -> float:
 
 
 def _needed(claim: Stated, level: float) -> str:
-    """What a difference as large as the one that was seen would take."""
+    """What is too few for a verdict, and what would decide it if the difference is the one that was measured."""
     from scipy.special import ndtri
 
     found, within = claim.contrast, claim.within
-    distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
-    against = found.difference < 0 if within is None else abs(found.difference) > within
-    opposite = "the opposite" if against else "it"
+    if within is None:  # above 0, or below the smallest difference of interest: the nearer verdict
+        distance = max(found.difference, claim.smallest - found.difference)
+    else:
+        distance = abs(within - abs(found.difference))
     error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
     if error <= found.floor:
-        share = f"{found.unit} of one data set share their queries"
-        reason = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
-        return f"more repeats would not show {opposite}: {reason}"
-    count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
+        times = (found.floor / error) ** 2
+        here = f"{found.counted:,} queries" if found.unit == "queries" else f"{found.unit} of one data set"
+        more = f"more than {MOST:,}" if times > MOST else f"about {times:.2g}"
+        return f"too few queries: no number of runs on these {here} would decide it, {more} times as many queries would"
+    count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "runs")
     variance, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if variance > MOST * room:
-        return f"more than {MOST:,} {what} would be needed to show {opposite}"
+        return f"too few {what}: more than {MOST:,} would be needed, instead of {count:,}"
     wanted = max(math.ceil(variance / room), count + 1)
-    return f"about {wanted:,} {what} instead of {count:,} would show {opposite}"
+    return f"too few {what}: about {wanted:,} instead of {count:,} would decide it"
