@@ -154,7 +154,9 @@ def test_a_design_that_cannot_tell_says_so() -> None:
 
 def test_in_general_it_takes_data_sets() -> None:
     over = Contrast(0.02, 0.02, 3, "data sets", 4, 20, 0.04)
-    assert "too few data sets: about 32 instead of 4 would decide it" in judge(Stated("a and b", "ndcg@10", over)).reason
+    assert (
+        "too few data sets: about 32 instead of 4 would decide it" in judge(Stated("a and b", "ndcg@10", over)).reason
+    )
 
 
 @pytest.mark.parametrize(
