@@ -11,7 +11,16 @@ import numpy as np
 
 from fedrank.display import count_of, listed
 from fedrank.experiments.report.analysis import Analysis
-from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALLEST, SMALLEST_RECIPROCAL, UNTESTED, Verdict
+from fedrank.experiments.report.claims import (
+    CANNOT,
+    FAILS,
+    HOLDS,
+    OPEN,
+    SMALLEST,
+    SMALLEST_RECIPROCAL,
+    UNTESTED,
+    Verdict,
+)
 from fedrank.experiments.report.formatting import (
     amount,
     effect_size,
