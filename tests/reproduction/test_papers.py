@@ -401,6 +401,21 @@ def test_an_experiment_of_nobodys_paper_keeps_its_title() -> None:
     assert read_spec("quickstart", ["rounds=5"]).title == read_spec("quickstart").title
 
 
+def test_one_training_of_a_forest_is_not_tested_either(tmp_path: Path) -> None:
+    for seed, verdict in ((1, "undecided"), (2, "holds")):
+        for variant, level in (("selgb", 0.6), ("lambdamart", 0.4)):
+            write_run(tmp_path, "selgb/synthetic", variant, 1, seed, level=level, settings={"variants": variant})
+        grid = read_spec("selgb/synthetic")
+        tables = {key: value for key, value in grid.tables.items() if key != "claims"}
+        claimed = {"says": "SelGB is better", "higher": "selgb", "lower": "lambdamart"}
+        text = write_toml(tables | {"claims": [claimed]})
+        (tmp_path / "selgb" / "synthetic" / "experiment.toml").write_text(text)
+        [analysis] = analyse(load_runs(tmp_path))
+        assert analysis.kind == "trees"
+        assert [claim.verdict for claim in analysis.claims] == [verdict]
+        assert ("trained once" in analysis.claims[0].reason) == (seed == 1)
+
+
 def test_in_general_is_judged_over_data_sets(tmp_path: Path) -> None:
     for data, gain in (("a", 0.15), ("b", 0.14), ("c", 0.17), ("d", 0.12)):
         label = f"thesis/fig-4-8-on-{data}"
