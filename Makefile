@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits reproduce check docs chaos mutants bench lowest platforms release audit clean
+.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench lowest platforms release audit clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ bits: $(READY)  ## the bit-exact tests under other processors' names (x86-64)
 reproduce: $(READY)  ## about an hour and a half: every table and figure of the papers in its quick form; writes papers.html
 	$(BIN)/fedrank papers run all --quick
 	$(BIN)/fedrank papers report --out papers.html
+
+artefact: $(READY)  ## about 10 minutes: tables and figures of fedrank's findings as LaTeX, in artefact/
+	$(BIN)/python -m fedrank_papers.artefact
 
 check: $(READY)  ## style, types and prose
 	$(BIN)/ruff format --check .
@@ -139,6 +142,7 @@ $(TOOLS)/.ready:
 
 clean:  ## remove what the other targets made, except results in runs/
 	rm -rf $(VENV) .venv-lowest $(TOOLS) $(DIST) site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

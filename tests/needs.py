@@ -23,6 +23,7 @@ REMEDIES = {
     "data": "set FEDRANK_DATA to a folder with the data sets of docs/how-to/own-data.md",
     "browser": "install Chromium as `chromium`, for example with apt-get install chromium",
     "compiler": "install a C++ compiler as `g++` or `clang++`, for example with apt-get install g++",
+    "latex": "install tectonic or pdflatex, for example with apt-get install texlive-latex-recommended",
     "engine": "set the variables that the docstring of tests/engine/plugin_scores.py names",
     "package": "install the development dependencies: pip install --editable '.[dev]'",
     "index": "make a package index reachable for pip",
@@ -46,6 +47,7 @@ def _unless(condition: bool, need: str, missing: str) -> pytest.MarkDecorator:
 DATA = os.environ.get("FEDRANK_DATA")
 data = _unless(bool(DATA), "data", "FEDRANK_DATA is not set")
 browser = _unless(CHROMIUM is not None, "browser", "Chromium was not found")
+latex = _unless(any(map(shutil.which, ("tectonic", "pdflatex"))), "latex", "neither tectonic nor pdflatex was found")
 bash = _unless(shutil.which("bash") is not None, "system", "bash was not found")
 fork = _unless(hasattr(os, "fork"), "system", "processes cannot be forked here")
 posix = _unless(os.name == "posix", "system", "this is not a POSIX system")

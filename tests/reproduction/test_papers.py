@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 from typer.testing import CliRunner
 
 from fedrank.cli import app
@@ -30,6 +31,7 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.toml import write_toml
 from fedrank_papers import figures as paper_figures
 from fedrank_papers.claims_page import write_claims
+from fedrank_papers.entries import anchor
 from fedrank_papers.items import (
     Item,
     Paper,
@@ -399,6 +401,21 @@ def test_an_experiment_of_nobodys_paper_keeps_its_title() -> None:
     assert read_spec("quickstart", ["rounds=5"]).title == read_spec("quickstart").title
 
 
+def test_one_training_of_a_forest_is_not_tested_either(tmp_path: Path) -> None:
+    for seed, verdict in ((1, "undecided"), (2, "holds")):
+        for variant, level in (("selgb", 0.6), ("lambdamart", 0.4)):
+            write_run(tmp_path, "selgb/synthetic", variant, 1, seed, level=level, settings={"variants": variant})
+        grid = read_spec("selgb/synthetic")
+        tables = {key: value for key, value in grid.tables.items() if key != "claims"}
+        claimed = {"says": "SelGB is better", "higher": "selgb", "lower": "lambdamart"}
+        text = write_toml(tables | {"claims": [claimed]})
+        (tmp_path / "selgb" / "synthetic" / "experiment.toml").write_text(text)
+        [analysis] = analyse(load_runs(tmp_path))
+        assert analysis.kind == "trees"
+        assert [claim.verdict for claim in analysis.claims] == [verdict]
+        assert ("trained once" in analysis.claims[0].reason) == (seed == 1)
+
+
 def test_in_general_is_judged_over_data_sets(tmp_path: Path) -> None:
     for data, gain in (("a", 0.15), ("b", 0.14), ("c", 0.17), ("d", 0.12)):
         label = f"thesis/fig-4-8-on-{data}"
@@ -432,11 +449,15 @@ def test_the_page_of_claims_is_written_from_run_folders_alone(runs: Path, tmp_pa
     assert "on an abacus" in text
     rows = [line for line in text.splitlines() if "Type 3 hardly matters: cascade users" in line]
     assert len(rows) == 3
-    assert all(row.startswith("| Type 3 hardly matters: cascade users | **holds** | ") for row in rows)
-    headings = ["thesis/fig-4-8", "thesis/fig-4-8-quick-on-mq2008", "mine/other"]
-    assert re.findall("^### (.+)$", text, re.MULTILINE) == headings
-    assert "\nfedrank papers run thesis/fig-4-8 --quick" in text
-    assert "\nfedrank run mine/other/experiment.toml\n" in text
+    names = ["thesis/fig-4-8", "thesis/fig-4-8-quick-on-mq2008", "mine/other"]
+    for row, name in zip(rows, names, strict=True):
+        assert row.startswith(f"| Type 3 hardly matters: cascade users | {name}, ndcg@10 | **holds** | ")
+    thesis = next(paper for paper in papers() if paper.key == "thesis")
+    headings = ["How to read and recompute a row", thesis.title, "Experiments without a paper"]
+    assert re.findall("^## (.+)$", text, re.MULTILINE)[:3] == headings
+    notes = (tmp_path / "claims-notebook.md").read_text()
+    assert "\nfedrank papers run thesis/fig-4-8 --quick" in notes
+    assert "\nfedrank run mine/other/experiment.toml\n" in notes
     assert "## Published and measured" in text
     assert (tmp_path / "claims-notebook.md").read_text().count("the last on 2026-01-02") == 2
     assert str(tmp_path) not in text
@@ -451,12 +472,70 @@ def test_verdicts_are_counted_paper_by_paper_and_reasons_stand_below(runs: Path,
     for file in runs.glob("thesis/fig-4-8/*/fold-1-seed-[2345]"):
         shutil.rmtree(file)  # with one training of each nothing can be told
     write_claims(runs, tmp_path / "claims.md", tmp_path / "notebook.md")
-    section = (tmp_path / "claims.md").read_text().split("### ")[1]
+    section = (tmp_path / "claims.md").read_text().split(f"## {thesis.title}\n")[1].partition("\n## ")[0]
     assert section.count("| this design cannot decide (1) |") == 2
     assert (
         section.count("\n(1) Each variant was trained once, so the method cannot be separated from random variation")
         == 1
     )
+
+
+def recomputed(difference: float, numbers: str) -> tuple[float, float]:
+    """The interval, as a reader gets it from the printed numbers with nothing but Student's distribution."""
+    over, _, named = numbers.partition(": ")
+    found = {name: float(value) for name, value in (part.split(" ") for part in named.split(", ")[:-1])}
+    n = int(over.split(" ")[0].replace(",", ""))
+    if "queries" not in over:
+        assert found["SE"] ** 2 == pytest.approx(found["s"] ** 2 / n + found["c"] ** 2, abs=3e-7, rel=0.02)
+    t = float(stats.t.isf(0.05 / found["k"] / 2, found["df"]))
+    assert found["t"] == pytest.approx(t, abs=0.006, rel=0.01)
+    return difference - t * found["SE"], difference + t * found["SE"]
+
+
+def printed_claims(page: str) -> list[tuple[float, tuple[float, float], str]]:
+    """Difference, interval and numbers of every tested row of the page of claims."""
+    rows = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and ": s " in line and len(cells) == 7:
+            low, high = (float(value.replace(",", "")) for value in cells[4].split(" to "))
+            rows.append((float(cells[3].replace(",", "")), (low, high), cells[6]))
+    return rows
+
+
+def test_every_printed_interval_follows_from_the_printed_numbers(runs: Path, tmp_path: Path) -> None:
+    for page in (ROOT / "reproduction" / "claims.md", tmp_path / "claims.md"):
+        if not page.exists():
+            write_claims(runs, page, tmp_path / "notebook.md")
+        rows = printed_claims(page.read_text())
+        assert len(rows) >= 6
+        for difference, (low, high), numbers in rows:
+            # Four printed digits of a difference, and five of a standard error times up to a few dozen.
+            slack = 1e-4 + 5e-6 * float(numbers.partition(" t ")[2].partition(",")[0])
+            scale = 1 if max(abs(low), abs(high)) < 3 else 100
+            assert recomputed(difference, numbers) == pytest.approx((low, high), abs=slack * scale, rel=0.01)
+
+
+def test_one_experiment_run_again_replaces_only_itself(runs: Path, tmp_path: Path) -> None:
+    out, notes = tmp_path / "claims.md", tmp_path / "notebook.md"
+    write_claims(runs, out, notes)
+    page, details = out.read_text(), notes.read_text()
+    (tmp_path / "nothing").mkdir()
+    write_claims(tmp_path / "nothing", out, notes)  # the page is a function of claims.json
+    assert (out.read_text(), notes.read_text()) == (page, details)
+    label = "thesis/fig-4-8"
+    shutil.copytree(runs / label, tmp_path / "again" / label)
+    for folder in (tmp_path / "again" / label).glob("*/fold-1-seed-[2345]"):
+        shutil.rmtree(folder)
+    write_claims(tmp_path / "again", out, notes)
+    rows = [line for line in out.read_text().splitlines() if line.startswith("| Type 3 hardly matters: cascade users")]
+    assert ["**holds**" in row for row in rows] == [False, True, True]
+    assert [row in page for row in rows] == [False, True, True]
+    assert notes.read_text().count("\n### ") == details.count("\n### ") == 3
+    assert "- repeats: 1 fold x 1 seed" in notes.read_text()
+    (tmp_path / "claims.json").write_text('{"version": 0}')
+    with pytest.raises(ValueError, match=r"claims.json: version must be 1 \(got 0\); write it again from runs"):
+        write_claims(runs, out, notes)
 
 
 @pytest.mark.long
@@ -467,6 +546,7 @@ def test_the_notebook_has_the_values_and_both_pages_lead_to_each_other(runs: Pat
     )
     assert done.exit_code == 0, done.output
     claims, notes = out.read_text(), details.read_text()
+    thesis = next(paper for paper in papers() if paper.key == "thesis")
     ours = [analyse(load_runs(runs / label))[0] for label in ("thesis/fig-4-8", "mine/other")]
     for label, findings in zip(("thesis/fig-4-8", "mine/other"), ours, strict=True):
         section = notes.split(f"### {label}\n")[1].partition("\n### ")[0]
@@ -476,9 +556,9 @@ def test_the_notebook_has_the_values_and_both_pages_lead_to_each_other(runs: Pat
         assert "▲" in section
         assert "| mrr@10" not in section  # no claim is about it
         assert f"runs: 15, {15 * 40 / 25:.0f} s of processor time" in section
-        anchor = label.replace("/", "")
-        assert f"(more/notebook.md#{anchor})" in claims
-        assert f"(../claims.md#{anchor})" in section
+        assert f"| {label}, ndcg@10 |" in claims
+        title = thesis.title if label.startswith("thesis") else "Experiments without a paper"
+        assert f"(../claims.md#{anchor(title)})" in section
     assert str(tmp_path) not in notes
     assert not any(remark.says in notes for paper in papers() for remark in paper.remarks if remark.experiments)
     beside = CliRunner().invoke(app, ["papers", "report", "--runs", str(runs), "--out", str(tmp_path / "c.md")])

@@ -1,30 +1,36 @@
-"""One page with all claims: verdicts from the runs in a folder, and the commands to repeat them."""
+"""One page with all claims, a table for each paper: verdicts, and the numbers from which a reader gets them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedrank.experiments.report.analysis import analyse
-from fedrank.experiments.report.claims import SMALL, Verdict
-from fedrank.experiments.report.formatting import duration, effect_size, heading
+from fedrank.experiments.report.claims import SMALLEST, SMALLEST_RECIPROCAL, Verdict
+from fedrank.experiments.report.formatting import duration, effect_size, heading, interval, signed
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.published_values import WITHIN
-from fedrank.experiments.report.sections import Cell, Listing, Part, Section, Table, paragraph
-from fedrank.experiments.report.tables import power, tested_over, with_interval
+from fedrank.experiments.report.sections import Cell, Part, Section, Table, paragraph
+from fedrank.experiments.report.statistics import LEVEL, t_quantile
+from fedrank.experiments.report.tables import power, tested_over
 from fedrank.experiments.runner.runs import load_runs
-from fedrank.files import write_atomic
-from fedrank_papers.entries import Entry, entries
+from fedrank.files import read_text, write_atomic
+from fedrank_papers.entries import OUR_OWN, entries
+from fedrank_papers.evidence import Record, merged, read_evidence, records, write_evidence
 from fedrank_papers.items import Paper, papers
-from fedrank_papers.notebook import notebook
-from fedrank_papers.page import VERDICTS, Done, Footnotes, general, match, summary, values_table
+from fedrank_papers.notebook import kept, notebook
+from fedrank_papers.page import VERDICT, VERDICTS, Footnotes, general, match, summary, values_table
 
 TITLE = "Claims of the papers, and their verdicts"
+NOTED = "†"  # marks experiments whose numbers need a note
 
 
 def write_claims(folder: Path, out: Path, details: Path) -> str:
-    """Write the page of claims and the notebook behind it as Markdown; returns a summary sentence."""
+    """Write the page of claims, its numbers and the notebook behind it; returns a summary sentence.
+
+    Experiments that are not in the folder of runs stay as they are in the files: a rerun of one replaces that one.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(
             f"folder {folder} does not exist, so {out} was not written; give the folder of the results with --runs"
@@ -32,95 +38,138 @@ def write_claims(folder: Path, out: Path, details: Path) -> str:
     runs = load_runs(folder)
     found = analyse(runs) if len(runs.finished) else []
     known = papers()
-    done = match(known, found)
-    by_paper = entries(known, done, found, folder)
-    everything = [one for some in done.values() for one in some]
-    write_atomic(out, markdown([claims_page(known, by_paper, everything, out, details)]))
-    write_atomic(details, markdown([notebook(known, by_paper, details, out)]))
-    return summary(everything)
+    by_paper = entries(known, match(known, found), found, folder)
+    evidence = out.with_suffix(".json")
+    everything = merged(read_evidence(evidence), records(by_paper))
+    before = read_text(details) if details.exists() else ""
+    write_evidence(evidence, everything)
+    write_atomic(out, markdown([claims_page(known, everything, evidence.name)]))
+    write_atomic(details, kept(before, markdown([notebook(known, by_paper, details, out)])))
+    return summary([record for record in everything if record.paper])
 
 
-def claims_page(
-    known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], done: Sequence[Done], here: Path, details: Path
-) -> Section:
-    """All claims and published values, paper by paper; `here` is the path of the page."""
+def claims_page(known: Sequence[Paper], everything: Sequence[Record], evidence: str) -> Section:
+    """All claims and published values, paper by paper; `evidence` is the name of the file of numbers."""
+    of_papers = [record for record in everything if record.paper]
+    notes = dict.fromkeys(f"{NOTED} {record.note}" for record in everything if record.note)
     parts: list[Part] = [
-        paragraph(summary(done), tone="lead"),
+        paragraph(summary(of_papers), tone="lead"),
         paragraph(
-            "This page is generated from run folders by “fedrank papers report --out claims.md --details "
-            "notebook.md”. A verdict applies to the named data set; a separate section has verdicts over several "
-            "data sets. “How to compare two methods honestly” explains the tests; the notebook has the results of "
-            "each experiment, and “What reappeared, and what did not” has further observations."
+            f"This page and {evidence} are generated from run folders by “fedrank papers report --out claims.md "
+            "--details notebook.md”. A verdict applies to the named data set; a separate section has verdicts over "
+            "several data sets. The notebook has the command and the results of each experiment, and “What "
+            "reappeared, and what did not” has further observations."
         ),
-        paragraph(_cost([entry for some in by_paper.values() for entry in some])),
-        _counts(by_paper),
-        paragraph(
-            "Below, the difference is that between the variant that is claimed to be better and the other, with an "
-            "interval at the level that the claims of the experiment share (Holm); d is that difference in standard "
-            "deviations over the tested units; power is the probability that the design detects the difference that "
-            f"the paper reports, or {SMALL:g} of a measure with maximum 1."
-        ),
+        paragraph(_cost(everything)),
+        _counts(known, everything),
+        Section("How to read and recompute a row", tuple(map(paragraph, (*_RULES, *notes)))),
     ]
-    authors = {paper.title: f"{paper.authors}, {paper.year}" for paper in known}
-    for title, some in by_paper.items():
-        sections = tuple(_section(entry, here, details) for entry in some if entry.analysis.claims)
-        if sections:
-            parts.append(Section(title, sections, authors.get(title, "")))
-    if any(one.analysis.claims for one in done):
-        parts.append(Section("Findings over several data sets", tuple(general(done))))
-    if compared := [one for one in done if one.analysis.published]:
-        parts.append(Section("Published and measured", (values_table(compared),)))
+    for title, over, some in _by_paper(known, everything):
+        if any(record.claims for record in some):
+            parts.append(Section(title, (_claims(some),), over))
+    if any(record.claims for record in of_papers):
+        parts.append(Section("Findings over several data sets", tuple(general(of_papers))))
+    if values := [row for record in of_papers for row in record.values]:
+        parts.append(Section("Published and measured", (values_table(values),)))
+    if left := _not_run(known, everything):
+        parts.append(Section("Not run", (left,)))
     return Section(TITLE, tuple(parts))
 
 
-def _cost(everything: Sequence[Entry]) -> str:
+def _not_run(known: Sequence[Paper], everything: Sequence[Record]) -> Table | None:
+    """Experiments with claims of which no run is finished, and why."""
+    ran = {record.item for record in everything}
+    left = [item for paper in known for item in paper.items if item.name not in ran and item.grid.about.claims]
+    rows = [
+        [item.name, item.data, str(len(item.grid.about.claims)), "data not at hand" if item.missing else "runs"]
+        for item in left
+    ]
+    return Table(["experiment", "data", "claims", "missing"], rows, 2) if rows else None
+
+
+_RULES = (
+    "The difference is that between the variant that is claimed to be better and the other. A claim with a direction "
+    "holds if the lower bound of the interval is above 0, and does not hold if the upper bound is below the smallest "
+    f"difference of interest: {SMALLEST:g} of a measure that ends at 1, {SMALLEST_RECIPROCAL:g} of a reciprocal rank "
+    "(mrr, reward), or the paper's difference if that is smaller. A claim that two are alike holds if the interval is "
+    "inside its margin (the number after “power ... for”), and does not hold if it is outside. Everything else is "
+    "undecided: a note says what is too few, and what would decide it.",
+    f"The interval is difference ± t × SE, where t is the quantile 1 - {LEVEL:g} / (2 k) of Student's distribution "
+    f"with df degrees of freedom; {LEVEL:g} / k is the share of the level that Holm's procedure gives the claim: of "
+    "the tested claims of an experiment the clearest is judged with k = their number, the next with one less.",
+    "s is the standard deviation of the n differences that were counted, c what they share. Over splits, folds and "
+    "data sets, SE² = s² / n + c². Over queries, SE is that of a bootstrap over queries and seeds (2,000 fixed draws), "
+    "c is its part of queries alone, and df follows from Satterthwaite.",
+    "Values by run, such as reward and online quality, are tested over folds, each with the mean over its seeds. Two "
+    "folds of five share half of their training queries, so c² = s² minus the variance of a fold's mean over its "
+    "seeds (Nadeau and Bengio 2003, with ρ / (1 - ρ) = 1), and s² has 0.64 (n - 1) degrees of freedom: a fold is a "
+    "window of three of five parts. Run folders do not have rewards by query, so a test over queries is not possible.",
+    "Power is the probability that the design detects the difference that the paper reports, or else the smallest one "
+    "of interest; d is the difference in standard deviations s.",
+)
+
+
+def _by_paper(known: Sequence[Paper], everything: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
+    """Title, authors and experiments of each paper; experiments without a paper come last."""
+    rows = [(paper.title, f"{paper.authors}, {paper.year}", paper.title) for paper in known]
+    found = [
+        (head, over, [one for one in everything if one.paper == of]) for head, over, of in [*rows, (OUR_OWN, "", "")]
+    ]
+    return [row for row in found if row[2]]
+
+
+def _cost(everything: Sequence[Record]) -> str:
     """The total processor time, and the processors."""
-    finished = [run for entry in everything for run in entry.analysis.runs.finished]
-    where = "; ".join(dict.fromkeys(run.processor for run in finished if run.processor)) or "an unknown processor"
-    total = duration(sum(entry.seconds for entry in everything))
-    return f"{len(finished):,} runs of {len(everything)} experiments took {total} of processor time on {where}."
+    where = "; ".join(dict.fromkeys(name for one in everything for name in one.processors)) or "an unknown processor"
+    total, runs = duration(sum(one.seconds for one in everything)), sum(one.runs for one in everything)
+    return f"{runs:,} runs of {len(everything)} experiments took {total} of processor time on {where}."
 
 
-def _counts(by_paper: Mapping[str, Sequence[Entry]]) -> Table:
+def _counts(known: Sequence[Paper], everything: Sequence[Record]) -> Table:
     """The number of claims by paper and verdict."""
     rows = []
-    for title, some in by_paper.items():
-        verdicts = Counter(claim.verdict for entry in some for claim in entry.analysis.claims)
-        values = [value for entry in some for value in entry.analysis.published]
-        met = f"{sum(value.verdict == WITHIN for value in values)} of {len(values)}" if values else "-"
-        runs = sum(len(entry.analysis.runs.finished) for entry in some)
-        time = duration(sum(entry.seconds for entry in some))
-        counts = (*(verdicts[verdict] for verdict in VERDICTS), met, len(some), f"{runs:,}", time)
+    for title, _, some in _by_paper(known, everything):
+        verdicts = Counter(claim.verdict for one in some for claim in one.claims)
+        values = [row for one in some for row in one.values]
+        met = f"{sum(row[VERDICT] == WITHIN for row in values)} of {len(values)}" if values else "-"
+        time = duration(sum(one.seconds for one in some))
+        counts = (
+            *(verdicts[verdict] for verdict in VERDICTS),
+            met,
+            len(some),
+            f"{sum(one.runs for one in some):,}",
+            time,
+        )
         rows.append([Cell(title), *(Cell(str(count)) for count in counts)])
     header = ["paper", *VERDICTS, "published values met", "experiments", "runs", "processor time"]
     return Table(header, rows, 1)
 
 
-def _section(entry: Entry, here: Path, details: Path) -> Section:
-    """The claims of one experiment."""
-    about = f"Data: {entry.data}{f'; form: {entry.form}' if entry.form else ''}. "
-    parts: list[Part] = [
-        paragraph(about, entry.link("Results", details, here), "."),
-        Listing(entry.command, "bash"),
-    ]
-    return Section(entry.name, (*parts, _claims(entry.analysis.claims)), entry.caption)
-
-
-def _claims(claims: Sequence[Verdict]) -> Table:
-    """Claims with short verdicts, and the reasons below the table."""
+def _claims(some: Sequence[Record]) -> Table:
+    """Every claim of a paper with its verdict and its numbers; the reasons are below the table."""
     reasons = Footnotes()
-    measures = list(dict.fromkeys(claim.column for claim in claims))
     rows = []
-    for claim in claims:
-        counted = tested_over(claim)
-        known = claim.contrast.repeats == claim.contrast.counted or not claim.contrast.repeats
-        over = (
-            counted if known else f"{counted}, {claim.contrast.repeats} run{'' if claim.contrast.repeats == 1 else 's'}"
-        )
-        numbers = (with_interval(claim), effect_size(claim.contrast.effect), over, power(claim))
-        measure = [Cell(heading(claim.column))] if len(measures) > 1 else []
-        verdict = Cell(reasons.short(claim), strong=not claim.reason)
-        rows.append([Cell(claim.says), verdict, *measure, *map(Cell, numbers)])
-    several = ["measure", "difference"] if len(measures) > 1 else [f"difference in {heading(measures[0])}"]
-    header = ["claim", "verdict", *several, "d", "tested over", "power"]
-    return Table(header, rows, len(header) - 4, reasons.notes)
+    for record in some:
+        for claim in record.claims:
+            found, column = claim.contrast, claim.column
+            verdict = Cell(reasons.short(claim), strong=not claim.reason)
+            shown = (signed(column, found.difference), interval(column, claim.low, claim.high), power(claim))
+            where = f"{record.name}{f' {NOTED}' if record.note else ''}, {heading(column)}"
+            rows.append([Cell(claim.says), Cell(where), verdict, *map(Cell, (*shown, _numbers(claim)))])
+    header = ["claim", "experiment, measure", "verdict", "difference", "interval", "power", "computed from"]
+    return Table(header, rows, 3, reasons.notes)
+
+
+def _numbers(claim: Verdict) -> str:
+    """The numbers from which a reader gets the same interval."""
+    found = claim.contrast
+    runs = f", {found.repeats} run{'' if found.repeats == 1 else 's'}" if found.repeats != found.counted else ""
+    over = f"{tested_over(claim)}{runs}" if found.repeats or found.counted else "-"
+    if not found.tested:
+        return over
+    digits = 5 if claim.scale == 1 else 2
+    errors = {"s": found.spread, "c": found.floor, "SE": found.error}
+    parts = [f"{name} {value:.{digits}f}" for name, value in errors.items()]
+    parts += [f"df {found.degrees_of_freedom:.2f}".removesuffix(".00"), f"k {round(LEVEL / claim.level)}"]
+    parts += [f"t {t_quantile(1 - claim.level / 2, found.degrees_of_freedom):.2f}", f"d {effect_size(found.effect)}"]
+    return f"{over}: {', '.join(parts)}"

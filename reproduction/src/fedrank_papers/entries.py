@@ -50,9 +50,10 @@ class Entry:
         """The day of its last run."""
         return max((run.ended for run in self.analysis.runs.finished if run.ended), default="")[:10]
 
-    def link(self, text: str, page: Path, where: Path) -> Span:
-        """Text with a link from one page to the section about this experiment on another."""
-        return Span(text, link=f"{Path(os.path.relpath(page, where.parent)).as_posix()}#{anchor(self.name)}")
+
+def page_link(text: str, page: Path, where: Path, heading: str) -> Span:
+    """Text with a link from one page to a heading of another."""
+    return Span(text, link=f"{Path(os.path.relpath(page, where.parent)).as_posix()}#{anchor(heading)}")
 
 
 def entries(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,11 +10,12 @@ from fedrank.experiments.report.analysis import Analysis, untested, what_final_m
 from fedrank.experiments.report.formatting import duration, heading
 from fedrank.experiments.report.sections import Listing, Pairs, Part, Points, Section, paragraph
 from fedrank.experiments.report.tables import data_facts, settings_rows
-from fedrank_papers.entries import OUR_OWN, Entry
+from fedrank_papers.entries import OUR_OWN, Entry, page_link
 from fedrank_papers.items import Paper
 from fedrank_papers.pivot import value_tables
 
 TITLE = "Notebook: the results of every experiment"
+CONVENTIONS = "Conventions"
 
 
 def notebook(known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], here: Path, claims: Path) -> Section:
@@ -38,8 +40,30 @@ def notebook(known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], he
         over = "" if paper is None else f"{paper.authors}, {paper.year}"
         parts.append(Section(title if paper else OUR_OWN, (*first, *sections), over))
     if everything:
-        parts.append(Section("Conventions", (Points(tuple(_meanings(everything))),)))
+        parts.append(Section(CONVENTIONS, (Points(tuple(_meanings(everything))),)))
     return Section(TITLE, tuple(parts))
+
+
+def kept(before: str, after: str) -> str:
+    """The page `after` with those experiments of the page `before` that it does not have."""
+    old, new = _chapters(before), _chapters(after)
+    last = f"## {CONVENTIONS}"
+    order = [chapter for chapter in dict.fromkeys([*old, *new]) if chapter != last]
+    texts = [text for each in order for text in (old.get(each, {}) | new.get(each, {})).values()]
+    meanings = "".join([*old.get(last, {}).values(), *new.get(last, {}).values()]).splitlines()
+    points = dict.fromkeys(line for line in meanings if line.startswith("- "))
+    return "\n\n".join([*texts, *([last, "\n".join(points)] if points else [])]) + "\n"
+
+
+def _chapters(page: str) -> dict[str, dict[str, str]]:
+    """The text of a page by heading of the second and third level, with what stands before the first."""
+    found: dict[str, dict[str, str]] = {}
+    chapter = ""
+    for text in re.split(r"^(?=###? )", page, flags=re.MULTILINE):
+        name = text.partition("\n")[0] if text.startswith("##") else ""
+        chapter = name if name.startswith("## ") else chapter
+        found.setdefault(chapter, {})[name] = text.rstrip()
+    return {name: some for name, some in found.items() if any(some.values())}
 
 
 def _section(entry: Entry, paper: Paper | None, shown: set[str], here: Path, claims: Path) -> Section:
@@ -47,7 +71,7 @@ def _section(entry: Entry, paper: Paper | None, shown: set[str], here: Path, cla
     analysis, columns = entry.analysis, _columns(entry.analysis)
     parts: list[Part] = []
     if analysis.claims:
-        parts.append(paragraph("Claims: ", entry.link("verdicts", claims, here), "."))
+        parts.append(paragraph("Claims: ", page_link("verdicts", claims, here, paper.title if paper else OUR_OWN), "."))
     parts += [Listing(entry.command, "bash"), Pairs(tuple(_facts(entry))), *value_tables(analysis, columns)]
     parts += [paragraph(note, tone="warn") for note in _warnings(analysis, columns)]
     item = "" if entry.item is None else entry.item.name

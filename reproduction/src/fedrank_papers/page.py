@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from fedrank.experiments.report.analysis import Analysis, analyse, what_final_means
 from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Stated, Verdict, judge_all
@@ -38,7 +39,7 @@ VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
 IN_WORDS = {
     HOLDS: ("holds", "hold"),
     FAILS: ("does not hold", "do not hold"),
-    OPEN: ("is inconclusive", "are inconclusive"),
+    OPEN: ("is undecided", "are undecided"),
     UNTESTED: ("was not tested", "were not tested"),
 }
 NOTHING: Mapping[str, Runs] = {}
@@ -63,6 +64,21 @@ class Footnotes:
         return [f"{mark} {reason[0].upper()}{reason[1:]}." for reason, mark in self._marks.items()]
 
 
+class Tested(Protocol):
+    """An experiment with verdicts: from run folders, or from a file of evidence."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def form(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def claims(self) -> tuple[Verdict, ...]: ...
+    @property
+    def values(self) -> Sequence[tuple[str, ...]]: ...
+
+
 @dataclass(frozen=True)
 class Done:
     """Finished runs of a table or figure."""
@@ -71,6 +87,18 @@ class Done:
     form: str  # "whole" or "quick", ", unlearned", and changed settings
     analysis: Analysis  # without published values of other data or settings
     published: tuple[PublishedComparison, ...]  # all published values
+
+    @property
+    def label(self) -> str:
+        return self.item.label
+
+    @property
+    def claims(self) -> tuple[Verdict, ...]:
+        return self.analysis.claims
+
+    @property
+    def values(self) -> list[tuple[str, ...]]:
+        return value_rows(self.analysis, self.analysis.published)
 
     @property
     def data(self) -> str:
@@ -140,14 +168,14 @@ def match(known: Sequence[Paper], reported: Sequence[Analysis]) -> dict[str, lis
     return done
 
 
-def summary(done: Sequence[Done]) -> str:
+def summary(done: Sequence[Tested]) -> str:
     """The number of tested claims by verdict, in one sentence."""
-    verdicts = Counter(claim.verdict for one in done for claim in one.analysis.claims)
+    verdicts = Counter(claim.verdict for one in done for claim in one.claims)
     if not verdicts:
         return "No claim has been tested yet; `fedrank papers run` runs the experiments."
     counts = ", ".join(f"{n} {IN_WORDS[verdict][n > 1]}" for verdict in VERDICTS if (n := verdicts[verdict]))
-    values = [entry for one in done for entry in one.analysis.published]
-    met = sum(entry.verdict == WITHIN for entry in values)
+    values = [row for one in done for row in one.values]
+    met = sum(row[VERDICT] == WITHIN for row in values)
     published = (
         f" Of {len(values)} published values {met} are within the 95% confidence interval of ours." if values else ""
     )
@@ -176,7 +204,8 @@ def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str
         parts.append(Section("Findings, one data set each", (findings_table(done),)))
         parts.append(Section("Findings over several data sets", tuple(general(done))))
     if any(one.published for one in done):
-        parts.append(Section("Published and measured", (values_table(done),)))
+        rows = [row for one in done for row in value_rows(one.analysis, one.published)]
+        parts.append(Section("Published and measured", (values_table(rows),)))
     others = [[Cell(row.item), Cell(row.command)] for row in paper.other]
     also = [Table(["also", "command"], others, 2)] if others else []
     parts.append(Section("Tables and figures", (overview(paper, done, tried), *also)))
@@ -263,15 +292,15 @@ def claim_cells(claim: Verdict) -> list[Cell]:
     ]
 
 
-def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
-    """Verdicts on claims over all data sets on which they were tested, by experiment, form and text."""
+def in_general(done: Sequence[Tested]) -> dict[tuple[str, str, str], Verdict]:
+    """Verdicts on claims over all data sets on which they were tested, by label, form and text."""
     groups: dict[tuple[str, str], dict[str, dict[str, Verdict]]] = {}
     for one in done:
-        same = groups.setdefault((one.item.name, one.form), {})
-        for claim in one.analysis.claims:
+        same = groups.setdefault((one.label, one.form), {})
+        for claim in one.claims:
             same.setdefault(claim.says, {})[one.data] = claim
     found = {}
-    for (name, form), claims in groups.items():
+    for (label, form), claims in groups.items():
         stated = []
         for each in claims.values():
             tested = [claim for claim in each.values() if claim.contrast.repeats]
@@ -279,22 +308,19 @@ def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
             over = across([one.difference for one in found_in], sum(one.repeats for one in found_in))
             stated.append(Stated(first.says, first.column, over, first.within, first.reported, first.scale))
         for verdict in judge_all(stated):
-            found[name, form, verdict.says] = verdict
+            found[label, form, verdict.says] = verdict
     return found
 
 
-def general(done: Sequence[Done]) -> list[Part]:
+def general(done: Sequence[Tested]) -> list[Part]:
     """Every claim over several data sets: a finding on one data set may not hold on another."""
-    labels = {one.item.name: one.item.label for one in done}
     rows = []
     found, reasons = in_general(done), Footnotes()
-    for (name, form, says), claim in found.items():
+    for (label, form, says), claim in found.items():
         if claim.contrast.counted < 2:
             continue
         verdict = Cell(reasons.short(claim), tone=TONES[claim.verdict])
-        rows.append(
-            [Cell(says), Cell(f"{labels[name]}, {form}"), Cell(heading(claim.column)), verdict, *claim_cells(claim)]
-        )
+        rows.append([Cell(says), Cell(f"{label}, {form}"), Cell(heading(claim.column)), verdict, *claim_cells(claim)])
     parts: list[Part] = []
     if rows:
         note = "Each data set counts once, with its mean difference; t-test over data sets."
@@ -305,23 +331,33 @@ def general(done: Sequence[Done]) -> list[Part]:
     return parts
 
 
-def values_table(done: Sequence[Done]) -> Table:
+VERDICT = -2  # the cell of a row of published values that has the verdict
+
+
+def value_rows(analysis: Analysis, published: Sequence[PublishedComparison]) -> list[tuple[str, ...]]:
+    """Published values next to measured ones: what, measure, cells of PUBLISHED, verdict, convention."""
+    rows = []
+    for entry in published:
+        runs = analysis.runs.finished
+        meaning = next((run.conventions[entry.column] for run in runs if entry.column in run.conventions), "")
+        sentence = " ".join([meaning or heading(entry.column), what_final_means(analysis)[0]])
+        first, measured, *rest = published_cells(entry)
+        verdict = entry.verdict
+        if not analysis.published:
+            rest = ["-", rest[1], *["-"] * (len(rest) - 2)]
+            verdict = "other data or settings: only the order is comparable"
+        what = f"{entry.source}: {entry.variant.label}"
+        rows.append((what, heading(entry.column), first, measured, *rest, verdict, sentence))
+    return rows
+
+
+def values_table(found: Sequence[tuple[str, ...]]) -> Table:
     """Every published value next to the measured one, with its convention."""
     conventions: dict[str, str] = {}
     rows = []
-    for one in done:
-        for entry in one.published:
-            runs = one.analysis.runs.finished
-            meaning = next((run.conventions[entry.column] for run in runs if entry.column in run.conventions), "")
-            sentence = " ".join([meaning or heading(entry.column), what_final_means(one.analysis)[0]])
-            mark = conventions.setdefault(sentence, f"({chr(ord('a') + len(conventions))})")
-            published, measured, *rest = published_cells(entry)
-            verdict = entry.verdict
-            if not one.analysis.published:
-                rest = ["-", rest[1], *["-"] * (len(rest) - 2)]
-                verdict = "other data or settings: only the order is comparable"
-            texts = (f"{entry.source}: {entry.variant.label}", heading(entry.column), mark, published, measured, *rest)
-            rows.append([*map(Cell, texts), Cell(verdict, tone=published_tone(verdict))])
+    for what, measure, *cells, verdict, sentence in found:
+        mark = conventions.setdefault(sentence, f"({chr(ord('a') + len(conventions))})")
+        rows.append([*map(Cell, (what, measure, mark, *cells)), Cell(verdict, tone=published_tone(verdict))])
     header = ["what", "measure", "convention", *PUBLISHED, "verdict"]
     notes = [f"{mark} {sentence}" for sentence, mark in conventions.items()]
     return Table(header, rows, 3, [*notes, PUBLISHED_RULE])

@@ -15,6 +15,9 @@ ARGUMENTS = {
     "label": 1,
     "textbf": 1,
     "centering": 0,
+    "par": 0,
+    "smallskip": 0,
+    "footnotesize": 0,
     "toprule": 0,
     "midrule": 0,
     "bottomrule": 0,
@@ -35,7 +38,7 @@ def check_table(text: str) -> list[list[str]]:
     whole = re.fullmatch(
         r"\\begin\{table\}\n  \\centering\n  \\caption\{.+\}\n  \\label\{[a-zA-Z0-9:.-]+\}\n"
         r"  \\begin\{tabular\}\{([lr]+)\}\n    \\toprule\n(.+)\n    \\midrule\n(.*\n)    \\bottomrule\n"
-        r"  \\end\{tabular\}\n\\end\{table\}\n",
+        r"  \\end\{tabular\}\n(?:  \\par\\smallskip\n(?:  \{\\footnotesize .+\\par\}\n)+)?\\end\{table\}\n",
         text,
         re.DOTALL,
     )

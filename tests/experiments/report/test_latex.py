@@ -31,6 +31,24 @@ def test_a_bracket_or_a_star_begins_no_argument() -> None:
     assert check_table(table("[a]", "*b"))[1][0] == "{[}a]"
 
 
+def test_both_ends_of_an_interval_have_a_minus_and_names_keep_their_hyphens() -> None:
+    written = latex(Table(["a"], [["-0.0234 to -0.0058"], ["rate-0.5 (-1)"], ["2026-11-16"]], 1), "c", "l")
+    assert [row[0] for row in check_table(written)] == [
+        "a",
+        "$-$0.0234 to $-$0.0058",
+        "rate-0.5 ($-$1)",
+        "2026-11-16",
+    ]
+
+
+def test_marks_are_explained_below_the_table() -> None:
+    note = "▲ ▼: significantly above or below the baseline"
+    written = latex(Table(["a"], [[Cell("0.1", mark="▼")]], 1, [note]), "c", "l")
+    assert check_table(written)[1] == [r"0.1$^{\downarrow}$"]
+    below = written.partition("\\end{tabular}")[2]
+    assert r"{\footnotesize $^{\uparrow}$ $^{\downarrow}$: significantly above or below the baseline\par}" in below
+
+
 @pytest.mark.parametrize(
     "broken",
     [

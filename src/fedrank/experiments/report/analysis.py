@@ -454,8 +454,7 @@ def compare(analysis: Analysis, column: str) -> dict[str, Comparison]:
     others = [variant for variant in analysis.variants if variant is not base and _has(variant, column)]
     if not others or not _has(base, column):
         return {}
-    single = analysis.kind == "trees"  # forests vary little between seeds, so one training is enough
-    return _corrected({variant.name: contrast(variant, base, column, single) for variant in others})
+    return _corrected({variant.name: contrast(variant, base, column) for variant in others})
 
 
 def untested(analysis: Analysis, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
@@ -536,7 +535,7 @@ def _claims(analysis: Analysis) -> tuple[Verdict, ...]:
         higher, lower = variant_named(claim.higher, claim.lower), variant_named(claim.lower, claim.higher)
         found = Contrast(reason="no repeat of both variants is finished")
         if higher is not None and lower is not None:
-            found = contrast(higher, lower, column, single=analysis.kind == "trees")
+            found = contrast(higher, lower, column)
         reasons = (run.not_testable for run in analysis.runs.finished if run.variant in (claim.higher, claim.lower))
         if reason := next(filter(None, reasons), None):
             found = Contrast(reason=f"not testable: {reason}")

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from fedrank.experiments.report.contrast import Contrast
 from fedrank.experiments.report.statistics import LEVEL, t_quantile
 
-SMALL = 0.01  # of a measure between 0 and 1: too small to matter
+# The smallest difference of interest, of a measure between 0 and 1, fixed before any rerun. Half a hundredth of nDCG is
+# the order of the smallest gains that papers on these data sets report; a reciprocal rank changes by a half or not at
+# all at the top of a list, so it needs twice as much for the same number of changed lists.
+SMALLEST = 0.005
+SMALLEST_RECIPROCAL = 0.01
+RECIPROCAL = ("mrr", "reward")  # beginnings of the names of such measures
 ENOUGH = 0.8  # power of a design that is worth its time
 MOST = 1_000  # repeats; beyond this, another design is needed
 HOLDS = "holds"
@@ -31,8 +36,10 @@ class Stated:
     scale: float = 1.0  # the highest value of the measure
 
     @property
-    def small(self) -> float:
-        return SMALL * self.scale
+    def smallest(self) -> float:
+        """The smallest difference of interest, in the scale of the measure; never above what the paper reports."""
+        general = (SMALLEST_RECIPROCAL if self.column.startswith(RECIPROCAL) else SMALLEST) * self.scale
+        return min(general, abs(self.reported)) if self.reported else general
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +74,13 @@ def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
 def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     """Judge one claim by the confidence interval of its difference.
 
-    Without `within` a claim holds if the interval lies above 0; it does not if the interval lies below 0, or so close
-    around 0 that the difference is less than a hundredth of the measure's scale either way. With `within` it holds if
-    the interval lies inside ± within, and does not if it lies outside.
+    Without `within` a claim holds if the lower bound is above 0, and does not hold if the upper bound is below the
+    smallest difference of interest. With `within` it holds if the interval lies inside ± within, and does not if it
+    lies outside.
     """
     found, within = claim.contrast, claim.within
     # The difference that a design should be able to show.
-    sought = within if within is not None else abs(claim.reported) if claim.reported else claim.small
+    sought = within if within is not None else abs(claim.reported) if claim.reported else claim.smallest
     power = found.power(sought, level) if within is None else found.power_alike(within, level)
     low, high = found.interval(level)
     if found.repeats == 0 and not found.counted:
@@ -84,8 +91,7 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     if within is not None:
         verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN
     else:
-        small = low > -claim.small and high < claim.small
-        verdict = HOLDS if low > 0 else FAILS if high < 0 or small else OPEN
+        verdict = HOLDS if low > 0 else FAILS if high < claim.smallest else OPEN
     judged = Verdict(**vars(claim), verdict=verdict, level=level, low=low, high=high, sought=sought, power=power)
     if verdict != OPEN:
         return judged
@@ -111,27 +117,30 @@ def _decided_at(claim: Stated) -> float:
     found = claim.contrast
     if not found.tested:
         return math.inf
+    if claim.within is None:
+        return min(found.beyond(found.difference), found.beyond(claim.smallest - found.difference))
     far = abs(found.difference)
-    margin = claim.small if claim.within is None else claim.within
-    return min(found.beyond(margin - far), found.beyond(far if claim.within is None else far - margin))
+    return min(found.beyond(claim.within - far), found.beyond(far - claim.within))
 
 
 def _needed(claim: Stated, level: float) -> str:
-    """What a difference as large as the one that was seen would take."""
+    """What is too few for a verdict, and what would decide it if the difference is the one that was measured."""
     from scipy.special import ndtri
 
     found, within = claim.contrast, claim.within
-    distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
-    against = found.difference < 0 if within is None else abs(found.difference) > within
-    opposite = "the opposite" if against else "it"
+    if within is None:  # above 0, or below the smallest difference of interest: the nearer verdict
+        distance = max(found.difference, claim.smallest - found.difference)
+    else:
+        distance = abs(within - abs(found.difference))
     error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
     if error <= found.floor:
-        share = f"{found.unit} of one data set share their queries"
-        reason = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
-        return f"more repeats would not show {opposite}: {reason}"
-    count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
+        times = (found.floor / error) ** 2
+        here = f"{found.counted:,} queries" if found.unit == "queries" else f"{found.unit} of one data set"
+        more = f"more than {MOST:,}" if times > MOST else f"about {times:.2g}"
+        return f"too few queries: no number of runs on these {here} would decide it, {more} times as many queries would"
+    count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "runs")
     variance, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if variance > MOST * room:
-        return f"more than {MOST:,} {what} would be needed to show {opposite}"
+        return f"too few {what}: more than {MOST:,} would be needed, instead of {count:,}"
     wanted = max(math.ceil(variance / room), count + 1)
-    return f"about {wanted:,} {what} instead of {count:,} would show {opposite}"
+    return f"too few {what}: about {wanted:,} instead of {count:,} would decide it"

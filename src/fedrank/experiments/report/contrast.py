@@ -90,8 +90,8 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
 
     Values by query: a bootstrap over queries, then seeds (Owen 2007: rows and columns of a crossed table are drawn
     independently). Test queries that change with the seed: random splits, by the corrected t-test of Nadeau and Bengio
-    (2003). Values by run alone, such as online quality: by folds, corrected for the queries they share. `single` lets
-    one training stand for itself.
+    (2003). Values by run alone, such as online quality: by folds, corrected for the queries they share. `single` judges
+    one trained model by its queries: for the comparison with doing nothing, where the model itself is what users get.
     """
     finals_of: dict[Repeat, float] = {}
     for repeat in (repeat for repeat in ours.repeats if repeat in theirs.repeats):

@@ -11,7 +11,16 @@ import numpy as np
 
 from fedrank.display import count_of, listed
 from fedrank.experiments.report.analysis import Analysis
-from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
+from fedrank.experiments.report.claims import (
+    CANNOT,
+    FAILS,
+    HOLDS,
+    OPEN,
+    SMALLEST,
+    SMALLEST_RECIPROCAL,
+    UNTESTED,
+    Verdict,
+)
 from fedrank.experiments.report.formatting import (
     amount,
     effect_size,
@@ -214,9 +223,11 @@ def claims_table(analysis: Analysis) -> Table:
     note = (
         f"On this data set, by the rule of all tables. Difference with a confidence interval at the level {LEVEL:g} "
         f"that {count_of(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
-        f"that something is better holds above 0, and does not hold below 0 or within a hundredth (±{SMALL:g} of a "
-        "measure that ends at 1); a claim that two are alike holds inside its margin. Power: how likely the design "
-        "would have shown the difference that the paper reports, or a hundredth."
+        "that something is better holds if the lower bound is above 0, and does not hold if the upper bound is below "
+        f"the smallest difference of interest ({SMALLEST:g} of a measure that ends at 1, {SMALLEST_RECIPROCAL:g} of a "
+        "reciprocal rank, or the paper's difference if that is smaller); a claim that two are alike holds inside its "
+        "margin. Power: how likely the design would have shown the difference that the paper reports, or the smallest "
+        "of interest."
     )
     header = ["claim", "verdict", "measure", "difference", "effect", "tested over", "repeats", "power"]
     return Table(header, rows, 3, [note])

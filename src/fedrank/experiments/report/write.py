@@ -69,6 +69,7 @@ ESCAPED = {
     "Δ": r"$\Delta$",
 }
 SIGNS = str.maketrans(ESCAPED)
+MINUS = re.compile(r"(?<![\w.)])-(?=\.?\d)")  # a hyphen before a number that follows nothing is a minus
 
 
 def write_report(
@@ -228,17 +229,17 @@ def _plain(text: str) -> str:
 
 
 def latex(table: Table, caption: str, label: str) -> str:
-    """A floating table with its caption; notes below a table of a report become a comment."""
+    """A floating table with its caption, and its notes below: they explain marks and bold numbers."""
     columns = "".join("l" if table.is_text(i) else "r" for i in range(len(table.header)))
-    lines = [*(f"% {' '.join(note.split())}" for note in table.notes)]
-    lines += [r"\begin{table}", r"  \centering", rf"  \caption{{{escaped(caption)}}}", rf"  \label{{tab:{label}}}"]
+    lines = [r"\begin{table}", r"  \centering", rf"  \caption{{{escaped(caption)}}}", rf"  \label{{tab:{label}}}"]
     lines += [
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
         f"    {_row([escaped(name) for name in table.header])}",
     ]
     lines += [r"    \midrule", *(f"    {_row([_cell(cell) for cell in row])}" for row in table.cells)]
-    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    notes = [rf"  {{\footnotesize {escaped(note)}\par}}" for note in table.notes]
+    lines += [r"    \bottomrule", r"  \end{tabular}", *([r"  \par\smallskip", *notes] if notes else []), r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
@@ -247,14 +248,14 @@ def escaped(text: str) -> str:
 
     >>> print(escaped("50 % of a_b"))
     50 \\% of a\\_b
+    >>> print(escaped("-0.0234 to -0.0058, rate-0.5"))
+    $-$0.0234 to $-$0.0058, rate-0.5
     """
-    return " ".join(text.split()).translate(SIGNS)
+    return MINUS.sub("−", " ".join(text.split())).translate(SIGNS)
 
 
 def _cell(cell: Cell) -> str:
     shown = escaped(cell.text)
-    if shown.startswith("-") and shown[1:2].isdigit():
-        shown = f"${shown[0]}${shown[1:]}"  # a minus, and no hyphen
     shown = rf"\textbf{{{shown}}}" if cell.strong else shown
     return shown + escaped(cell.mark or "")
 
