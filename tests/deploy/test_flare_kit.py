@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +20,7 @@ from fedrank.deploy import flare_kit as kits
 from fedrank.deploy.flare_certificates import KitError, certificate_facts, kit_problems
 from fedrank.deploy.flare_commands import engine_commands
 from fedrank.deploy.flare_hardening import EXECUTOR, MAX_MESSAGE, RIGHTS, ROLES
-from fedrank.deploy.flare_processes import look_before, serve
+from fedrank.deploy.flare_processes import look_before, serve, warm_up_in_child
 from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.records import RECORDS
 from fedrank.deploy.settings import FederationFile, Person, SiteEntry, read_site
@@ -307,3 +309,16 @@ def test_a_certificate_that_unpacks_to_too_much_is_not_unpacked(tmp_path):
         archive.writestr(kits.ROOT, b"\0" * (kits.LARGEST + 1))
     with pytest.raises(ValueError, match=r"is not a signed certificate .*larger than 1,048,576 bytes"):
         kits.join(tmp_path / "signed.zip", tmp_path, "SHA256:00")
+
+
+def test_a_process_that_only_watches_another_does_not_load_the_compiler(tmp_path, monkeypatch):
+    code = (
+        "import sys; from pathlib import Path; from fedrank.deploy.flare_processes import child_environment\n"
+        "child_environment(Path(sys.argv[1])); print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    ended, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *words, **how: ended.append(run(*words, **how)))
+    warm_up_in_child(["pdgd"])
+    assert [one.returncode for one in ended] == [0]
