@@ -311,13 +311,17 @@ def test_a_certificate_that_unpacks_to_too_much_is_not_unpacked(tmp_path):
         kits.join(tmp_path / "signed.zip", tmp_path, "SHA256:00")
 
 
-def test_a_process_that_only_watches_another_does_not_load_the_compiler(tmp_path, monkeypatch):
+def test_a_process_that_only_watches_another_does_not_load_the_compiler(begun, tmp_path, monkeypatch):
     code = (
-        "import sys; from pathlib import Path; from fedrank.deploy.flare_processes import child_environment\n"
-        "child_environment(Path(sys.argv[1])); print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"
+        "import sys, threading; from pathlib import Path; from fedrank.deploy import flare_processes as p\n"
+        "p.Running.start = lambda self: p.child_environment(Path(sys.argv[1]))\n"
+        "stop = threading.Event(); stop.set()\n"
+        "p.serve(Path(sys.argv[2]), stop=stop)\n"
+        "print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    words = [sys.executable, "-c", code, str(tmp_path), str(begun[0] / "clinic-0")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
     ended, run = [], subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *words, **how: ended.append(run(*words, **how)))
     warm_up_in_child(["pdgd"])

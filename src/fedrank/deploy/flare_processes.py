@@ -134,9 +134,11 @@ def look_before(folder: Path) -> None:
 
 def _check_port(folder: Path) -> None:
     """Raise KitError if another program uses the port of this server, which NVFLARE would not report."""
-    from fedrank.deploy.check import taken
+    if not (folder / CA).exists():
+        return
+    from fedrank.deploy.check import taken  # not above: it loads the readers of data, and with them the compiler
 
-    if (folder / CA).exists() and (why := taken(port := certificate_facts(folder / KIT).port)):
+    if why := taken(port := certificate_facts(folder / KIT).port):
         remedy = "stop the process that uses it, or create a federation with another port"
         raise KitError([KitFinding(f"port {port} cannot be used ({why})", remedy)])
 

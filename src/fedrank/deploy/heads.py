@@ -226,8 +226,9 @@ class SiteJournal:
         _append(self.second, line)
 
     def answer(self, content: bytes, seen: Seen, others: Sequence[Head]) -> bytes:
-        """An answer with the head of this site, bound to the nonce of the request, and heads of other sites."""
-        asked, known = dict(seen.challenges), (self.head.sign(self.key, seen.nonce), *others)
+        """An answer with the head of this site, bound to the nonce of the request, and heads that the request lacks."""
+        asked, received = dict(seen.challenges), set(seen.heads)
+        known = (self.head.sign(self.key, seen.nonce), *(head for head in others if head not in received))
         stated = [Statement(self.site, asked[head.site], head).sign(self.key) for head in others if head.site in asked]
         return Seen(seen.nonce, known, ((self.site, self.challenge),), tuple(stated)).behind(content)
 
