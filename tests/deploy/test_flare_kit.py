@@ -13,6 +13,8 @@ import zipfile
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
 
@@ -260,6 +262,35 @@ def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
         assert not kit_problems(root / "hub" / "kit", founded.fingerprint, "localhost")
     records = [json.loads(line)["what"] for line in (root / "hub" / RECORDS).read_text().splitlines()]
     assert records == ["approve", "renew", "renew", "renew"]
+
+
+def expire(certificate, ca):
+    """The same certificate, signed again by the CA, but expired since yesterday."""
+    old = x509.load_pem_x509_certificate(certificate.read_bytes())
+    root = x509.load_pem_x509_certificate((ca / "rootCA.pem").read_bytes())
+    key = serialization.load_pem_private_key((ca / "rootCA.key").read_bytes(), None)
+    made = x509.CertificateBuilder(root.subject, old.subject, old.public_key(), old.serial_number)
+    now = datetime.now(UTC)
+    made = made.not_valid_before(now - timedelta(days=9)).not_valid_after(now - timedelta(days=1))
+    for one in old.extensions:
+        made = made.add_extension(one.value, one.critical)
+    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def test_an_expired_certificate_is_renewed_like_one_that_is_valid(copied):
+    root, founded, _ = copied
+    site, hub = root / "clinic-0", root / "hub"
+    for path in (site / "kit/startup/client.crt", hub / "kit/startup/server.crt", hub / "admin/startup/client.crt"):
+        expire(path, hub / "ca")
+    for folder in (site, hub):
+        with pytest.raises(KitError, match=r"(?s)expired on .*`fedrank deploy renew"):
+            serve(folder)
+    with engine_commands(root):
+        kits.join(kits.sign(kits.approve(kits.renew(site), hub), hub), site, founded.fingerprint)
+        kits.renew(hub)
+    for folder in (site, hub):
+        look_before(folder)
+    assert not kit_problems(hub / "admin", founded.fingerprint)
 
 
 def test_certificates_are_looked_at_before_anything_starts(copied):
