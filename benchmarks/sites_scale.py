@@ -31,6 +31,7 @@ from benchmarks.deploy import loopback
 from fedrank import wire
 from fedrank.deploy.coordinate import SITES
 from fedrank.deploy.flare_local import LocalFederation, provision_locally, running_locally, wait_for_sites
+from fedrank.deploy.warm_up import warm_up
 from fedrank.files import private_folder
 from tests.deploy.commands import NOISE as CLIENT_NOISE
 from tests.deploy.commands import SITE, SPEC, CommandFederation
@@ -193,6 +194,7 @@ def in_one_process(
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Sites without a transport; what is not spent in a site is spent by the coordinator."""
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    warm_up(["pdgd"])
     trial = RealTrial(folder, LINEAR + (SUM if secure else NOISE), sites, rounds)
     marks: dict[int, tuple[float, float, int]] = {}
     spent, passed, turn = [0.0], [0], threading.Lock()
