@@ -8,7 +8,7 @@ folder, nvflare: real sites as processes on this machine, with noise on the clie
 started with `fedrank deploy start`; this program supervises the others, to save memory. simulated, secure: the same
 sites in one process, without a transport. A site has 12 queries, so learning takes almost nothing. CPU seconds hardly
 depend on what else the machine does; seconds do. Bytes over NVFLARE are those on the loopback interface: as root,
-`unshare --net sh -c 'ip link set lo up; exec python -m benchmarks.sites_scale ...'` has one of its own.
+`unshare --net sh -c 'ip link set lo up; exec python -m benchmarks.sites_scale ...'` has a separate one.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ import contextlib
 import csv
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.deploy import loopback
 from fedrank import wire
+from fedrank.deploy import consent
 from fedrank.deploy.coordinate import SITES
+from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, provision_locally, running_locally, wait_for_sites
+from fedrank.deploy.make_plans import parties_of, plan_runs
 from fedrank.deploy.warm_up import warm_up
+from fedrank.experiments.spec.source import read_spec
 from fedrank.files import private_folder
 from tests.deploy.commands import NOISE as CLIENT_NOISE
 from tests.deploy.commands import SITE, SPEC, CommandFederation
@@ -84,6 +90,18 @@ def memory(pids: Sequence[int]) -> dict[str, float]:
     return {what: kilobytes / 1024 for what, kilobytes in sums.items()}
 
 
+def memory_of_site(folder: Path, site: str) -> dict[str, dict[str, float]]:
+    """Memory of the processes of a site, by what they do."""
+    parts, found = {"worker_process": "job", "flare_processes": "engine", "deploy start": "start"}, {}
+    for pid, place in members(folder).items():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+            if place == "sites" and site in f"{words} {os.readlink(f'/proc/{pid}/cwd')}":
+                name = next((part for word, part in parts.items() if word in words), "other")
+                found[f"memory of a site: {name}"] = memory([pid])
+    return found
+
+
 def rounds_done(folder: Path) -> list[dict[str, str]]:
     """Lines of the coordinator's record of requests, of all rounds so far."""
     for path in folder.rglob(SITES):
@@ -92,10 +110,12 @@ def rounds_done(folder: Path) -> list[dict[str, str]]:
     return []
 
 
-def watched(folder: Path, rounds: int, ended: Callable[[], bool]) -> dict[str, float]:
-    """What the rounds after the first ones take, while another thread or process performs them."""
+def watched(folder: Path, rounds: int, site: str, ended: Callable[[], bool]) -> dict[str, dict[str, float]]:
+    """Memory of a site, and what the rounds after the first ones take, while others perform them."""
     marks: dict[int, Load] = {}
+    found: dict[str, dict[str, float]] = {}
     while not ended():
+        found |= memory_of_site(folder, site)
         number = max((int(line["round"]) for line in rounds_done(folder)), default=0)
         if FIRST <= number < rounds and number not in marks:
             marks[number] = Load(folder)
@@ -104,53 +124,29 @@ def watched(folder: Path, rounds: int, ended: Callable[[], bool]) -> dict[str, f
     first, last = min(marks), max(marks)
     count, before, after = last - first, marks[first], marks[last]
     lines = [line for line in rounds_done(folder) if first < int(line["round"]) <= last and not line["refused"]]
-    return {
+    found["rounds"] = {
         "s a round": (after.at - before.at) / count,
         "CPU s of sites": (after.cpu["sites"] - before.cpu["sites"]) / count,
         "CPU s of the coordinator": (after.cpu["coordinator"] - before.cpu["coordinator"]) / count,
         "kB of messages": sum(int(line["bytes_down"]) + int(line["bytes_up"]) for line in lines) / count / 1000,
         "kB on loopback": (after.loopback - before.loopback) / count / 1000,
     }
+    return found
 
 
-def through_a_folder(folder: Path, sites: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
+def through_a_folder(folder: Path, sites: int, rounds: int) -> dict[str, dict[str, float]]:
     made = CommandFederation(folder, sites, rounds, every=rounds)
     made.start()
     try:
         run = made.begin("run", "run", "my.toml", "--home", "hub")
-        found = watched(folder, rounds, lambda: run.poll() is not None or look(folder, made.names[0], kept))
+        found = watched(folder, rounds, made.names[0], lambda: run.poll() is not None)
     finally:
         made.close()
     assert run.returncode == 0, made.said("run")
-    yield from kept.items()
-    kept.clear()
-    yield "rounds", found
+    return found
 
 
-kept: dict[str, dict[str, float]] = {}  # memory by process of one site
-
-
-def look(folder: Path, site: str, into: dict[str, dict[str, float]]) -> bool:
-    """Measure the memory of the processes of a site; always False."""
-    parts = {"worker_process": "job", "flare_processes": "engine", "deploy start": "start"}
-    for pid, place in members(folder).items():
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-            if place == "sites" and site in f"{words} {os.readlink(f'/proc/{pid}/cwd')}":
-                name = next((part for word, part in parts.items() if word in words), "other")
-                into[f"memory of a site: {name}"] = memory([pid])
-    return False
-
-
-def over_nvflare(folder: Path, sites: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    import subprocess
-    import sys
-
-    from fedrank.deploy import consent
-    from fedrank.deploy.flare_jobs import run_deployed
-    from fedrank.deploy.make_plans import parties_of, plan_runs
-    from fedrank.experiments.spec.source import read_spec
-
+def over_nvflare(folder: Path, sites: int, rounds: int) -> dict[str, dict[str, float]]:
     names = {f"clinic-{id:03d}": id for id in range(sites)}
     federation = provision_locally(folder / "federation", names, "clinics")
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
@@ -178,20 +174,16 @@ def over_nvflare(folder: Path, sites: int, rounds: int) -> Iterator[tuple[str, d
             say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
             work = threading.Thread(target=lambda: status.append(run_deployed(federation.home, task, plan, say=say)))
             work.start()
-            found = watched(folder, rounds, lambda: not work.is_alive() or look(folder, first, kept))
+            found = watched(folder, rounds, first, lambda: not work.is_alive())
             work.join()
     finally:
         begun.terminate()
         begun.wait()
     assert status == ["finished"], status
-    yield from kept.items()
-    kept.clear()
-    yield "rounds", found
+    return found
 
 
-def in_one_process(
-    folder: Path, sites: int, rounds: int, secure: bool = False
-) -> Iterator[tuple[str, dict[str, float]]]:
+def in_one_process(folder: Path, sites: int, rounds: int, secure: bool = False) -> dict[str, dict[str, float]]:
     """Sites without a transport; what is not spent in a site is spent by the coordinator."""
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
     warm_up(["pdgd"])
@@ -218,15 +210,9 @@ def in_one_process(
     first, last = min(FIRST, rounds - 1), rounds
     count = last - first
     whole, own, size = (float(after - before) for before, after in zip(marks[first], marks[last], strict=True))
-    yield (
-        "rounds",
-        {
-            "CPU s of sites": own / count,
-            "CPU s of the coordinator": (whole - own) / count,
-            "kB of messages": size / count / 1000,
-            "CPU s before round 1": marks[1][0] - began,
-        },
-    )
+    rates = {"CPU s of sites": own, "CPU s of the coordinator": whole - own, "kB of messages": size / 1000}
+    start = {"CPU s before round 1": marks[1][0] - began}
+    return {"rounds": {what: value / count for what, value in rates.items()} | start}
 
 
 def growth(sites: Sequence[int], values: Sequence[float]) -> str:
@@ -242,7 +228,7 @@ def growth(sites: Sequence[int], values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds: dict[str, Callable[..., Iterator[tuple[str, dict[str, float]]]]] = {
+    kinds: dict[str, Callable[..., dict[str, dict[str, float]]]] = {
         "folder": through_a_folder,
         "nvflare": over_nvflare,
         "simulated": in_one_process,
@@ -256,7 +242,7 @@ def main() -> None:
         table: dict[str, list[float]] = {}
         for sites in asked.sites:
             with tempfile.TemporaryDirectory(prefix="fedrank-scale-") as name:
-                for label, found in kinds[what](private_folder(Path(name) / "f"), sites, asked.rounds):
+                for label, found in kinds[what](private_folder(Path(name) / "f"), sites, asked.rounds).items():
                     shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
                     print(f"{what}, {sites} sites, {label}: {shown}", flush=True)
                     for key, value in found.items() if label == "rounds" else ():

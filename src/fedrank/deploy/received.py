@@ -49,6 +49,8 @@ class ReceivedAnswers:
         self._lock = threading.Lock()
         self._pending: dict[Future[bytes], tuple[str, Label]] = {}
         self._totals = {one[:3]: one for one in read_totals(self.path)}
+        self._starts: dict[tuple[str, str, str], int] = {}  # where the line of a total starts in the file
+        self._end = 0  # of the last line
         self._write()
 
     def recording(self, send: Send) -> Send:
