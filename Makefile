@@ -141,8 +141,7 @@ $(TOOLS)/.ready:
 	@touch $@
 
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) .venv-lowest $(TOOLS) $(DIST) site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf $(VENV) .venv-lowest site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

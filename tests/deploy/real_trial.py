@@ -71,7 +71,7 @@ class RealTrial:
         )
         self.grid = read_spec(spec)
         [self.task] = tasks_of(self.grid, "trial", folder / "run")
-        self.names = [f"clinic-{chr(97 + place)}" for place in range(sites)]
+        self.names = [f"clinic-{chr(97 + place)}" if sites <= 26 else f"clinic-{place:04d}" for place in range(sites)]
         self.folders = {name: folder / name for name in self.names}
         for place, name in enumerate(self.names):
             self._make(name, 10 * (place + 1), (policy or {}).get(name, {}), (data or {}).get(name, {}))
@@ -120,7 +120,7 @@ class RealTrial:
             return self.run_with({name: site.answer for name, site in sites.items()}, between, stop, patience)
 
     def run_with(self, answering, between=None, stop=lambda: False, patience: float = 20.0) -> str:
-        with ThreadPoolExecutor(2 * len(self.names)) as pool:
+        with ThreadPoolExecutor(min(2 * len(self.names), 64)) as pool:
 
             def ask(name: str, content: bytes) -> bytes:
                 if between is None:

@@ -18,7 +18,7 @@ from fedrank.deploy import consent
 from fedrank.deploy.check import CheckLine
 from fedrank.deploy.folder import FolderSend
 from fedrank.deploy.identity import fingerprint
-from fedrank.deploy.settings import site_template
+from fedrank.deploy.settings import read_site, site_template
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.source import read_spec
@@ -412,14 +412,13 @@ def test_start_serves_and_prints_a_unit(fedrank, monkeypatch):
     folder = site()
     served = []
 
-    def serve(home, warm_up, tell, stop):
-        warm_up()
+    def serve(home, learners, tell, stop):
         tell("started, process 7")
-        served.append(home)
+        served.append((home, learners))
 
     monkeypatch.setattr("fedrank.deploy.flare_processes.serve", serve)
     code, out, _ = fedrank("start", "--home", folder)
-    assert (code, out, served) == (0, "started, process 7\n", [folder])
+    assert (code, out, served) == (0, "started, process 7\n", [(folder, read_site(folder).policy.learners)])
     code, out, _ = fedrank("start", "--home", folder, "--unit")
     assert "[Service]" in out
     assert str(folder.absolute()) in out

@@ -7,10 +7,14 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
 
@@ -18,7 +22,7 @@ from fedrank.deploy import flare_kit as kits
 from fedrank.deploy.flare_certificates import KitError, certificate_facts, kit_problems
 from fedrank.deploy.flare_commands import engine_commands
 from fedrank.deploy.flare_hardening import EXECUTOR, MAX_MESSAGE, RIGHTS, ROLES
-from fedrank.deploy.flare_processes import look_before, serve
+from fedrank.deploy.flare_processes import look_before, serve, warm_up_in_child
 from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.records import RECORDS
 from fedrank.deploy.settings import FederationFile, Person, SiteEntry, read_site
@@ -260,6 +264,35 @@ def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
     assert records == ["approve", "renew", "renew", "renew"]
 
 
+def expire(certificate, ca):
+    """The same certificate, signed again by the CA, but expired since yesterday."""
+    old = x509.load_pem_x509_certificate(certificate.read_bytes())
+    root = x509.load_pem_x509_certificate((ca / "rootCA.pem").read_bytes())
+    key = serialization.load_pem_private_key((ca / "rootCA.key").read_bytes(), None)
+    made = x509.CertificateBuilder(root.subject, old.subject, old.public_key(), old.serial_number)
+    now = datetime.now(UTC)
+    made = made.not_valid_before(now - timedelta(days=9)).not_valid_after(now - timedelta(days=1))
+    for one in old.extensions:
+        made = made.add_extension(one.value, one.critical)
+    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def test_an_expired_certificate_is_renewed_like_one_that_is_valid(copied):
+    root, founded, _ = copied
+    site, hub = root / "clinic-0", root / "hub"
+    for path in (site / "kit/startup/client.crt", hub / "kit/startup/server.crt", hub / "admin/startup/client.crt"):
+        expire(path, hub / "ca")
+    for folder in (site, hub):
+        with pytest.raises(KitError, match=r"(?s)expired on .*`fedrank deploy renew"):
+            serve(folder)
+    with engine_commands(root):
+        kits.join(kits.sign(kits.approve(kits.renew(site), hub), hub), site, founded.fingerprint)
+        kits.renew(hub)
+    for folder in (site, hub):
+        look_before(folder)
+    assert not kit_problems(hub / "admin", founded.fingerprint)
+
+
 def test_certificates_are_looked_at_before_anything_starts(copied):
     root, founded, _ = copied
     site, startup = root / "clinic-0", root / "clinic-0" / "kit" / "startup"
@@ -307,3 +340,20 @@ def test_a_certificate_that_unpacks_to_too_much_is_not_unpacked(tmp_path):
         archive.writestr(kits.ROOT, b"\0" * (kits.LARGEST + 1))
     with pytest.raises(ValueError, match=r"is not a signed certificate .*larger than 1,048,576 bytes"):
         kits.join(tmp_path / "signed.zip", tmp_path, "SHA256:00")
+
+
+def test_a_process_that_only_watches_another_does_not_load_the_compiler(begun, tmp_path, monkeypatch):
+    code = (
+        "import sys, threading; from pathlib import Path; from fedrank.deploy import flare_processes as p\n"
+        "p.Running.start = lambda self: p.child_environment(Path(sys.argv[1]))\n"
+        "stop = threading.Event(); stop.set()\n"
+        "p.serve(Path(sys.argv[2]), stop=stop)\n"
+        "print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path), str(begun[0] / "clinic-0")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    ended, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *words, **how: ended.append(run(*words, **how)))
+    warm_up_in_child(["pdgd"])
+    assert [one.returncode for one in ended] == [0]

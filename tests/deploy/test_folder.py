@@ -924,3 +924,21 @@ def test_a_plan_that_adds_noise_at_the_server_is_refused_by_name(tmp_path):
     trial = FolderTrial(tmp_path, LINEAR + NOISE + 'placement = { name = "server" }\n')
     assert trial.by_folder() == "failed"
     assert "every reader of the folder can read every message" in (trial.task.folder / "run.json").read_text()
+
+
+def test_the_requests_of_all_sites_are_listed_once_per_round(tmp_path, monkeypatch):
+    names = [f"site-{number}" for number in range(6)]
+    meeting, listed = Meeting(tmp_path, *names), []
+    real = FolderSend._names
+    monkeypatch.setattr(
+        FolderSend, "_names", lambda self, where, site: listed.append((where, site)) or real(self, where, site)
+    )
+    with meeting.send() as send:
+        for round in (1, 2):
+            asked = [send(name, call(round), 60.0) for name in names]
+            assert [path.name.split("-")[1] for name in names for path in meeting.requests(name)] == [str(round)] * 6
+            sweeps = sum(where == "to" for where, _ in listed) - 6  # without the look for earlier names of each request
+            assert sweeps == 6 + 5, "linear in the number of sites"
+            listed.clear()
+            for one in asked:
+                one.cancel()

@@ -401,6 +401,8 @@ def test_heads_that_are_forged_or_replayed_are_refused(history, tmp_path):
     witness = Witness(tmp_path / "heads.txt")
     keys = {own.site: read_identity(history.home).public}
     witness.keep([own], keys, own.site)
+    assert not witness.path.exists()
+    witness.write()
     mine = read_identity(history.home)
     with pytest.raises(Refused, match="is not signed by this site"):
         witness.keep([replace(own, counter=99)], keys, own.site)
@@ -408,6 +410,8 @@ def test_heads_that_are_forged_or_replayed_are_refused(history, tmp_path):
         witness.keep([replace(own, counter=1).sign(mine)], keys, own.site)
     with pytest.raises(Refused, match="answers from an old copy"):
         witness.keep([replace(own, hash=bytes(32)).sign(mine)], keys, own.site)
+    witness.keep([replace(own, counter=1)], keys, own.site + 1)  # an old one from another site is ignored
+    witness.write()
     assert Witness(tmp_path / "heads.txt").heads == {keys[own.site]: own}
 
 
@@ -501,8 +505,10 @@ def test_a_few_sites_sign_each_head_and_all_where_that_is_not_enough(tmp_path):
         patch.setattr("fedrank.deploy.site_calls.WITNESSES", 2)
         for name, kind in (("clinic-b", "round"), ("clinic-d", "round"), ("clinic-b", "witness")):
             calls.request(name, protocol.request(kind, plan.run))
-    assert [[id for id, _ in seen.challenges] for seen in sent] == [[2, 3], [0, 1], [2, 3, 0]]
-    assert [seen.statements for seen in sent] == [(made[2],), (), (made[2],)]  # not that of an earlier start
+        patch.setattr("fedrank.deploy.site_calls.MAX_WITNESSES", 1)
+        calls.request("clinic-b", protocol.request("witness", plan.run))
+    assert [[id for id, _ in seen.challenges] for seen in sent] == [[2, 3], [0, 1], [2, 3, 0], [2]]
+    assert [seen.statements for seen in sent] == [(made[2],), (), (made[2],), (made[2],)]  # not of an earlier start
 
 
 def test_a_site_cannot_stop_another_by_a_false_statement(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedrank.cli import app
 from fedrank.deploy.flare_processes import unit
 from fedrank.deploy.metrics import exposition
 from fedrank.deploy.settings import site_template
@@ -73,6 +76,12 @@ def test_the_image_runs_as_a_user_without_rights_and_checks_its_health(tmp_path)
     for serves in (True, False):
         metrics = exposition(replace(running, serves=serves), tmp_path)
         assert bool(re.search(pattern.replace("{", r"\{").replace("}", r"\}"), metrics, re.MULTILINE)) is serves
+
+
+def test_the_command_of_the_image_exists():
+    (words,) = re.findall(r"^CMD (\[.*\])$", (FILES / "Dockerfile").read_text(), re.MULTILINE)
+    done = CliRunner().invoke(app, [*json.loads(words), "--help"])
+    assert done.exit_code == 0, done.output
 
 
 def test_every_service_of_the_compose_file_is_confined():

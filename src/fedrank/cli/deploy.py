@@ -487,7 +487,6 @@ def start(
     from fedrank.deploy.records import event_printer
     from fedrank.deploy.settings import SITE, read_site
     from fedrank.deploy.transport import shared_folder
-    from fedrank.deploy.warm_up import warm_up
 
     shared = shared_folder(home)
     if shared is None:
@@ -509,7 +508,7 @@ def start(
     stop = threading.Event()
     learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server does not train
     with ending_on_signals(stop):
-        serve(home, lambda: warm_up(learners), tell, stop)
+        serve(home, learners, tell, stop)
 
 
 def _serve_folder(shared: Path, home: Path, once: bool, tell: Callable[[str], None]) -> None:

@@ -120,6 +120,7 @@ class AsynchronousRounds:
             pending = self._pending.pop(future)
             site = pending.site
             one, message = calls.read_answer(site.name, future, pending.label, read, pending.began, pending.bytes_down)
+            calls.store_heads()
             if message is not None:
                 self._ready[calls.plan.row_of[site.clients[0]]] = message, one
                 continue

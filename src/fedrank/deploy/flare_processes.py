@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,13 +91,14 @@ class Running:
 
 def serve(
     folder: Path,
-    warm_up: Callable[[], None] | None = None,
+    learners: Sequence[str] | None = None,
     tell: Tell = lambda line: None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run the server of a coordinator's home or the client of a site's folder until `stop`; restart it if it dies.
 
-    `warm_up` compiles the required code: without a cache it takes half a minute, and a job would have to wait.
+    The code of `learners` is compiled first: without a cache it takes half a minute, and a job would have to wait. A
+    child process does it, because compiled code would take 130 MB of this process, which only watches another one.
     """
     folder, stop = Path(folder).absolute(), stop or threading.Event()
     look_before(folder)
@@ -105,15 +106,21 @@ def serve(
         end_leftovers(folder)
         _check_port(folder)
         _sweep_jobs(folder / KIT)
-        if warm_up is not None:
+        if learners is not None:
             tell("preparing; the first start compiles for half a minute or more")
-            warm_up()
+            warm_up_in_child(learners)
         running = Running(folder)
         try:
             _keep_running(running, tell, stop)
         finally:
             running.stop()
             tell("stopped")
+
+
+def warm_up_in_child(learners: Sequence[str]) -> None:
+    """Compile the code of learners and store it for other processes; a failure only costs the first job time."""
+    words = [sys.executable, "-m", "fedrank.deploy.warm_up", *learners]
+    subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def look_before(folder: Path) -> None:
@@ -127,9 +134,11 @@ def look_before(folder: Path) -> None:
 
 def _check_port(folder: Path) -> None:
     """Raise KitError if another program uses the port of this server, which NVFLARE would not report."""
-    from fedrank.deploy.check import taken
+    if not (folder / CA).exists():
+        return
+    from fedrank.deploy.check import taken  # not above: it loads the readers of data, and with them the compiler
 
-    if (folder / CA).exists() and (why := taken(port := certificate_facts(folder / KIT).port)):
+    if why := taken(port := certificate_facts(folder / KIT).port):
         remedy = "stop the process that uses it, or create a federation with another port"
         raise KitError([KitFinding(f"port {port} cannot be used ({why})", remedy)])
 

@@ -174,6 +174,7 @@ class FolderSend:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._problem = ""  # of the last read
+        self._swept = ("", -1)  # run and round whose first request withdrew obsolete ones
         self._unusable: dict[tuple[str, RequestName], str] = {}  # why a file at the place of an answer was ignored
         self._counted = 0.0
 
@@ -268,7 +269,8 @@ class FolderSend:
         Otherwise a returning site would answer them, and its people would be charged for unused answers.
         """
         awaited = {(one.member.name, one.name) for one in self._waiting if not one.answer.done()}
-        for site in self.federation.sites:
+        swept, self._swept = self._swept, (name.run, name.round)
+        for site in self.federation.sites if swept != self._swept else (member,):  # all sites once per round
             for path, other in self._names(TO, site.name):
                 mine = site.name == member.name and other != name
                 over = other.run != name.run or (name.run in self._in_step and other.round < name.round)

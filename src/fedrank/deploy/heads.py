@@ -227,8 +227,9 @@ class SiteJournal:
         _append(self.second, line)
 
     def answer(self, content: bytes, seen: Seen, others: Sequence[Head]) -> bytes:
-        """An answer with the head of this site, bound to the nonce of the request, and heads of other sites."""
-        asked, known = dict(seen.challenges), (self.head.sign(self.key, seen.nonce), *others)
+        """An answer with the head of this site, bound to the nonce of the request, and heads that the request lacks."""
+        asked, received = dict(seen.challenges), set(seen.heads)
+        known = (self.head.sign(self.key, seen.nonce), *(head for head in others if head not in received))
         stated = [Statement(self.site, asked[head.site], head).sign(self.key) for head in others if head.site in asked]
         return Seen(seen.nonce, known, ((self.site, self.challenge),), tuple(stated)).behind(content)
 
@@ -416,6 +417,7 @@ class Witness:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.heads: dict[str, Head] = {}  # by public key
+        self._unwritten = False
         if self.path.exists():
             try:
                 for line in read_bytes(self.path, MAX_HEADS * 4 * _SIZE).decode("ascii").splitlines():
@@ -429,7 +431,7 @@ class Witness:
         return [self.heads[public] for public in publics if public in self.heads][:MAX_HEADS]
 
     def keep(self, heads: Sequence[Head], keys: Mapping[int, str], sender: int | None = None) -> None:
-        """Store newer heads of known sites durably; the sender's own must not be older than the stored one."""
+        """Add newer heads of known sites; the sender's own must not be older than the known one. Call `write` next."""
         newer: dict[str, Head] = {}
         for head in heads:
             if not (public := keys.get(head.site)):
@@ -437,20 +439,25 @@ class Witness:
             known = newer.get(public) or self.heads.get(public)
             if known is not None and (known.counter, known.hash) == (head.counter, head.hash):
                 continue
+            if known is not None and head.counter <= known.counter and head.site != sender:
+                continue  # without looking at its signature, which takes most of the time with many sites
             if not head.is_of(public):
                 raise Refused(f"the head of site {head.site} is not signed by this site")
             if known is not None and head.counter <= known.counter:
-                if head.site == sender:
-                    raise Refused(
-                        f"its journal has {head.counter} entries, but {known.counter} with another hash were seen "
-                        "before: the site answers from an old copy"
-                    )
-                continue
+                raise Refused(
+                    f"its journal has {head.counter} entries, but {known.counter} with another hash were seen "
+                    "before: the site answers from an old copy"
+                )
             newer[public] = head
-        if newer:
-            self.heads |= newer
+        self.heads |= newer
+        self._unwritten |= bool(newer)
+
+    def write(self) -> None:
+        """Store durably what `keep` has added; do so before an answer is used."""
+        if self._unwritten:
             lines = [f"{public} {head.pack().hex()}\n" for public, head in sorted(self.heads.items())]
             write_atomic(self.path, lines[-2 * MAX_HEADS :], private=True)
+            self._unwritten = False
 
 
 def new_nonce() -> bytes:

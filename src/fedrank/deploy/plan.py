@@ -46,6 +46,7 @@ LARGEST = 1 << 20  # maximum size of a plan in bytes
 IDS = 1 << 31  # upper bound of client ids
 NO_DATA: TomlTable = {"name": ELSEWHERE}  # what sites learn about the coordinator's data
 MAX_NUMBERS = 1 << 23  # maximum size of a model: a larger one would exhaust the memory of a site
+MAX_SITES = 1000  # a message carries the heads of the journals of all sites (`heads.MAX_HEADS`)
 MAX_NAME = 300  # maximum length of the name of a run: folder, variant, and fold with seed
 
 
@@ -344,6 +345,8 @@ def problems_between_sites(experiment: Experiment) -> list[str]:
 
 def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:
     """Reasons why an experiment cannot be planned for these sites."""
+    if not simulated and len(sites) > MAX_SITES:
+        return [f"{len(sites):,} sites take part; a plan may have at most {MAX_SITES:,}, so divide them into two runs"]
     if isinstance(experiment, TreesExperiment):
         return forest_problems(experiment, simulated)
     if isinstance(experiment, SiloExperiment):

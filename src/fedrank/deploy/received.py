@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import threading
 from concurrent.futures import Future
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,8 @@ class ReceivedAnswers:
         self._lock = threading.Lock()
         self._pending: dict[Future[bytes], tuple[str, Label]] = {}
         self._totals = {one[:3]: one for one in read_totals(self.path)}
+        self._starts: dict[tuple[str, str, str], int] = {}  # where the line of a total starts in the file
+        self._end = 0  # of the last line
         self._write()
 
     def recording(self, send: Send) -> Send:
@@ -84,9 +87,9 @@ class ReceivedAnswers:
             self._totals[key] = Total(*key, before.times + 1, before.bytes + len(answer))
             if (asked.kind, kind) == ("hello", "facts"):
                 self._describe(site, answer)
-            place = list(self._totals).index(key)
             line = _line(self._totals[key]).encode()
-            start = len(_HEADER) + sum(len(_line(one)) for one in list(self._totals.values())[:place])
+            start = self._starts.setdefault(key, self._end)
+            self._end = max(self._end, start + len(line))
             try:
                 with open(self.path, "r+b") as file:
                     file.seek(start)
@@ -109,8 +112,10 @@ class ReceivedAnswers:
         }
 
     def _write(self) -> None:
-        content = _HEADER + "".join(map(_line, self._totals.values()))
-        write_atomic(self.path, content, private=True)
+        lines = [_line(one) for one in self._totals.values()]
+        ends = list(accumulate(map(len, lines), initial=len(_HEADER)))
+        self._starts, self._end = dict(zip(self._totals, ends, strict=False)), ends[-1]
+        write_atomic(self.path, _HEADER + "".join(lines), private=True)
 
 
 def read_totals(path: Path) -> list[Total]:

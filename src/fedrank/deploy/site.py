@@ -120,6 +120,7 @@ class Site(SiteHome):
             return answer
         keys = self._keys_of_others(run.plan)
         self._witness.keep(seen.heads, keys)
+        self._witness.write()
         return self.journal.answer(answer, seen, self._witness.of(keys.values()))
 
     def _hello(self, label: Label, content: bytes) -> bytes:

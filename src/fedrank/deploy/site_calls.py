@@ -22,6 +22,7 @@ LATE = 5.0  # minimum seconds for the remaining sites after enough have answered
 SLOW = 5.0  # seconds without an answer after which the hub reports the missing sites, repeatedly
 LOOK = 0.25  # seconds between checks for a request to stop
 WITNESSES = 3  # sites that sign the head of another site with each answer: more would lengthen messages
+MAX_WITNESSES = 30  # the same after a start, when some of them may not be online
 GRACE = 2.0  # seconds beyond the patience, for a transport that does not enforce it
 
 
@@ -73,8 +74,7 @@ class SiteCalls:
         if self.witness is not None and keys:
             site, known = self.plan.party(name).clients[0], tuple(self.witness.of(keys.values()))
             others = sorted(set(self._challenges) - {site}, key=lambda id: (id < site, id))  # the next ones first
-            if wire.read_label(content).kind != "witness":
-                others = others[:WITNESSES]
+            others = others[: MAX_WITNESSES if wire.read_label(content).kind == "witness" else WITNESSES]
             stated = [
                 one for one in self._statements.get(site, {}).values() if one.challenge == self._challenges.get(site)
             ]
@@ -86,7 +86,7 @@ class SiteCalls:
         return future, len(content)
 
     def _check_heads(self, future: Future[bytes], content: bytes, label: Label) -> bytes:
-        """The answer without its heads, which are stored before the answer is used."""
+        """The answer without its heads, which `store_heads` stores before the answer is used."""
         answer, seen = heads.split(content)
         if self.witness is None or not self.keys or wire.read_label(answer).kind == "refused":
             return answer
@@ -106,7 +106,9 @@ class SiteCalls:
                 self._challenges[id] = challenge
         for one in seen.statements:
             about = keys.get(one.head.site)
-            if one.witness == label.sender and about and one.is_of(keys[label.sender]) and one.head.is_of(about):
+            if one.witness != label.sender or not about or not one.is_of(keys[label.sender]):
+                continue
+            if one.head == self.witness.heads.get(about) or one.head.is_of(about):  # known heads were verified
                 self._statements.setdefault(one.head.site, {})[one.witness] = one
         return answer
 
@@ -144,7 +146,13 @@ class SiteCalls:
                 traffic.append(one)
             elif one.reason:
                 self.note(round, one)
+        self.store_heads()
         return found, why
+
+    def store_heads(self) -> None:
+        """Store the heads of the answers read so far durably; call this before an answer is used."""
+        if self.witness is not None:
+            self.witness.write()
 
     def read_answer(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,3 +35,7 @@ def warm_up(learners: Sequence[str]) -> None:
         mechanism = None if has_trait(learner, "rewards") else Gaussian(1.0, 1.0)
         answer_from_holdings(ClientTask(learner, None, mechanism), call, clients, None, OwnChance(Chance(0, 1), 0))
     Evaluator(data, ["ndcg@10"]).per_query(np.zeros(3), Linear())
+
+
+if __name__ == "__main__":
+    warm_up(sys.argv[1:])

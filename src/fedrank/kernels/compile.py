@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -37,9 +35,11 @@ SAME_BYTES = ("x86_64", "amd64", "aarch64")
 
 def compiled_for() -> str:
     """The architecture and CPU that kernels are compiled for; it does not affect results."""
+    import numba
     from llvmlite import binding
 
-    return f"{platform.machine().lower()}, {_config.CPU_NAME or binding.get_host_cpu_name()}"
+    config: Any = numba.config
+    return f"{platform.machine().lower()}, {config.CPU_NAME or binding.get_host_cpu_name()}"
 
 
 def same_bytes_here() -> bool:
@@ -47,7 +47,6 @@ def same_bytes_here() -> bool:
     return platform.machine().lower() in SAME_BYTES
 
 
-_config: Any = numba.config
 COMPILED_IN = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder(Path(__file__).parent)
 
 
@@ -56,17 +55,20 @@ def compiled(inline: bool = False) -> Callable[[Function], Function]:
 
     Never with `fastmath`: reordered sums differ between CPUs. See `lanes` for fast sums in a fixed order.
     """
+    import numba  # not above: a process that only needs the folder takes half the memory without it
+
+    config: Any = numba.config
 
     def decorate(function: Function) -> Function:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": inline}
-        before = _config.CACHE_DIR
-        _config.CACHE_DIR = COMPILED_IN
+        before = config.CACHE_DIR
+        config.CACHE_DIR = COMPILED_IN
         try:
             done: Any = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # no writable folder: compile in every process
             done = numba.njit(**options)(function)
         finally:
-            _config.CACHE_DIR = before
+            config.CACHE_DIR = before
         return cast(Function, done)
 
     return decorate

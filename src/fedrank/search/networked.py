@@ -97,11 +97,10 @@ class SiteRunner:
     def _run(self) -> None:
         try:
             from fedrank.deploy.flare_processes import serve
-            from fedrank.deploy.warm_up import warm_up
 
             learners = read_site(self.site).policy.learners
             self.problem = ""
-            serve(self.site, lambda: warm_up(learners), stop=self._stop)
+            serve(self.site, learners, stop=self._stop)
         except Locked:
             pass  # `fedrank deploy start` is running
         except ImportError:
