@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,16 @@ class Reader:
             terminal.wait(30)
 
 
+class Today(datetime):
+    """The day on which a test began, which names the folders of a refresh, also after midnight."""
+
+    began = datetime.now(UTC)
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Today:
+        return cls.fromtimestamp(cls.began.timestamp(), tz)
+
+
 def alike(text: str) -> str:
     """The words, with a mark in place of each number."""
     return " ".join(NUMBER.sub("#", text.replace("[y/N]: y", "[y/N]:")).split()).replace("[y/N]: y ", "[y/N]: ")
@@ -121,6 +132,7 @@ def alike(text: str) -> str:
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr("fedrank.cli.refresh.datetime", Today)
     someone = Reader(tmp_path)
     yield someone
     someone.close()
