@@ -70,6 +70,7 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.deploy.chaos --kills 50
 	$(BIN)/python -m tests.deploy.chaos --kills 50 --sum
 	$(BIN)/python -m tests.deploy.restored --count 100
+	$(BIN)/python -m tests.deploy.journey_kills --kills 100
 	$(BIN)/python -m tests.deploy.chaos --kills 50 --dealt --rounds 500
 	$(BIN)/python -m tests.deploy.hard_links
 	$(BIN)/python -m tests.deploy.hosts

@@ -1,6 +1,6 @@
 """Measure what three hospitals gain from learning together from their click logs, on logs with a known truth.
 
-    python -m benchmarks.organisations --out FOLDER [--seeds 10] [--check]     # resumes; about 4 CPU minutes
+    python -m benchmarks.organisations --out FOLDER [--seeds 10] [--check]     # resumes; about 10 CPU minutes
     python -m benchmarks.organisations --out FOLDER --quick
 
 Each seed generates three hospitals (`fedrank.engine.practice`) with different documents, page layouts and people, and
@@ -14,7 +14,8 @@ by the propensities of all logs together); "pooled" (all logs in one place, each
 person is in one round; propensities are without noise).
 
 Worlds: "usual" has 8,640 searches of 250 people for each site; "small" a quarter of the searches; in "trust" people
-also click on top results that are not relevant. Settings were chosen on seeds 901 to 903 of "usual", by true relevance,
+also click on top results that are not relevant; in "people" the same number of searches is made by 1,000 people;
+"tutorial" has 34,560 searches of 1,000 people. Settings were chosen on seeds 901 to 903 of "usual", by true relevance,
 so they cost no privacy: rates .01 to .3 and 20 to 300 rounds without noise, 260 settings with noise.
 
 Goals (world "usual"): deployed is at most .01 below pooled, at most .01 below alone at every site, and above alone in
@@ -67,8 +68,14 @@ from fedrank.ranking.propensity import (
 )
 from fedrank.ranking.rankers import Linear
 
-PEOPLE, MARGIN = 250, 0.01
-WORLDS = {"usual": (8640, 0.0), "small": (2160, 0.0), "trust": (8640, 0.5)}  # searches for each site, trust
+MARGIN = 0.01
+WORLDS = {  # searches and people for each site, trust
+    "usual": (8640, 250, 0.0),
+    "small": (2160, 250, 0.0),
+    "trust": (8640, 250, 0.5),
+    "people": (8640, 1000, 0.0),
+    "tutorial": (34_560, 1000, 0.0),
+}
 PLAIN = (200, 1000, 0.03)  # without noise: rounds, steps of each site in a round, learning rate
 STEPS, RATE, CLIP = 1000, 1.0, 6.8  # with noise: steps of a person, learning rate, half the median update
 NOISY = {4.0: (8, 1.0), 1.0: (4, 1.5)}  # by ε: rounds, server rate
@@ -107,10 +114,10 @@ class Sites:
         return Split(pools, np.arange(count, dtype=np.int32))
 
 
-def site_of(name: str, seed: int, searches: int, trust: float, folder: Path) -> Site:
+def site_of(name: str, seed: int, searches: int, people: int, trust: float, folder: Path) -> Site:
     """Generate a hospital and build its data set as an engineer would."""
     truth = Practice.begin(name, seed, trust=trust)
-    truth.write_log(folder, searches, PEOPLE)
+    truth.write_log(folder, searches, people)
     settings = ShownBuild(features="engine-1", ubi=UbiRules(person="user_id"))
     log = build_shown(UbiSource(folder / QUERIES, folder / EVENTS), folder / DOCUMENTS, folder / "built", settings)
     data = log_part(log, np.arange(len(log)), "global", ENGINE_1.ranges)
@@ -139,7 +146,9 @@ def one_curve(sites: Sequence[Site]) -> Propensities:
     return propensities_of(ShownResults(**{name: np.concatenate(parts) for name, parts in rows.items()}))
 
 
-def learned(parts: Sequence[RankingData], seed: int, epsilon: float = math.inf, pooled: bool = False) -> Values:
+def learned(
+    parts: Sequence[RankingData], seed: int, epsilon: float = math.inf, people: int = 1, pooled: bool = False
+) -> Values:
     """The weights that sites learn together, or that are learned from all their data in one place."""
     first = np.cumsum([0, *(int(part.who.max()) + 1 for part in parts)])
     named = [replace(part, who=part.who + shift) for part, shift in zip(parts, first, strict=False)]
@@ -153,8 +162,8 @@ def learned(parts: Sequence[RankingData], seed: int, epsilon: float = math.inf, 
         federation = fr.Federation(LoggedClicks(rate=rate))
     else:
         rounds, server = NOISY[epsilon]
-        clients = fr.make_clients(data, len(sizes), partition=partition, interactions=STEPS, people=PEOPLE, seed=seed)
-        noise = Gaussian(CLIP, noise_multiplier(epsilon), unit="person", people=math.ceil(PEOPLE / rounds))
+        clients = fr.make_clients(data, len(sizes), partition=partition, interactions=STEPS, people=people, seed=seed)
+        noise = Gaussian(CLIP, noise_multiplier(epsilon), unit="person", people=math.ceil(people / rounds))
         federation = fr.Federation(LoggedClicks(rate=RATE), server=Add(server), mechanism=noise, dealt=rounds)
     *_, last = fr.simulate(federation, clients, rounds, seed)
     return np.asarray(last.weights)
@@ -162,8 +171,8 @@ def learned(parts: Sequence[RankingData], seed: int, epsilon: float = math.inf, 
 
 def perform(world: str, seed: int, folder: Path) -> dict[str, list[float]]:
     """nDCG@10 at each site, by ranking; a ranking is missing if propensities are not identifiable."""
-    searches, trust = WORLDS[world]
-    sites = [site_of(name, seed, searches, trust, folder / name) for name in SITES]
+    searches, people, trust = WORLDS[world]
+    sites = [site_of(name, seed, searches, people, trust, folder / name) for name in SITES]
 
     def judged(weights: Values) -> list[float]:
         return [float(site.judge(weights, Linear())[0]) for site in sites]
@@ -181,7 +190,7 @@ def perform(world: str, seed: int, folder: Path) -> dict[str, list[float]]:
     alone = [float(site.judge(learned([part], seed), Linear())[0]) for site, part in zip(sites, own, strict=True)]
     found |= {"alone": alone, "deployed": judged(learned(own, seed)), "pooled": judged(learned(own, seed, pooled=True))}
     for epsilon in NOISY:
-        found[f"ε = {epsilon:g}"] = judged(learned(own, seed, epsilon))
+        found[f"ε = {epsilon:g}"] = judged(learned(own, seed, epsilon, people))
     return found
 
 
@@ -197,8 +206,8 @@ def difference(rows: Sequence[dict[str, list[float]]], one: str, other: str, sit
 
 def report(world: str, rows: Sequence[dict[str, list[float]]]) -> list[str]:
     """Print a table; returns the goals that are missed."""
-    searches, trust = WORLDS[world]
-    print(f"\n{world}: {searches:,} searches for each site, trust {trust:g}, {len(rows)} seeds")
+    searches, people, trust = WORLDS[world]
+    print(f"\n{world}: {searches:,} searches of {people:,} people for each site, trust {trust:g}, {len(rows)} seeds")
     print(f"{'':18}{'mean':>7}  {'95 % interval':15}" + "".join(f"{site:>8}" for site in SITES) + "   minus alone")
     for name in ORDER:
         values = np.array([row[name] for row in rows if name in row])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from datetime import UTC, datetime, timedelta
@@ -197,6 +198,59 @@ def test_the_newest_received_model_is_tried_once(home):
     close(home, "2026-11-18")
     commands.days = 14
     assert lines_of(home, commands, day=2)[1][-1] == "model: no model that was not tried before"
+
+
+RECEIVED = SETTINGS.replace('[train]\nspec = "train.toml"', '[received]\nmodels = "models"')
+
+
+def receive(home, plan, name, weight):
+    (home / "models" / plan).mkdir(parents=True)
+    save_model(Model(Linear(), np.full(3, weight), 3), home / "models" / plan / name)
+
+
+def test_a_model_that_only_a_trial_may_adopt_is_tried_on_the_day_of_the_data_set(home):
+    """The gate used the window of that data set for this model, so the estimate may use it again."""
+    (home / "refresh.toml").write_text(RECEIVED)
+    commands = Commands()
+    lines_of(home, commands)
+    receive(home, "plan-1", "model-vetoed.json", 2.0)
+    assert lines_of(home, commands)[1] == ["done: 2026-11-17 was refreshed already"]
+    receive(home, "plan-2", "model-trial-only.json", 1.0)
+    lines = lines_of(home, commands)[1]
+    assert [line.partition(":")[0] for line in lines] == ["build", "model", "estimate", "trial"]
+    assert "models/plan-2/model-trial-only.json" in lines[1]
+    close(home)
+    receive(home, "plan-3", "model-trial-only.json", 3.0)
+    assert lines_of(home, commands)[1] == ["done: 2026-11-17 was refreshed already"], "one trial a day"
+    with pytest.raises(ValueError, match="a window is used for one purpose only"):
+        lines_of(home, commands, day=1)
+    commands.days = 12
+    assert lines_of(home, commands, day=2)[1][-1].startswith("trial: trials/2026-11-18 is planned"), "with new lists"
+
+
+def test_a_model_of_an_earlier_trial_is_not_tried_again(home):
+    """Its trial was planned by hand, so the state of the refresh does not have it."""
+    (home / "refresh.toml").write_text(RECEIVED)
+    receive(home, "plan-1", "model-trial-only.json", 1.0)
+    rules = TrialRules.for_wins(0.6, 0.0125)
+    with contextlib.chdir(home):
+        plan_trial("models/plan-1/model-trial-only.json", "engine", "own", "trials/spring", rules, who="ann")
+    close(home, "spring")
+    commands = Commands()
+    assert lines_of(home, commands)[1][-1] == "model: no model that was not tried before"
+    assert commands.calls == ["data build"]
+
+
+def test_the_first_refresh_continues_the_data_set_of_the_settings(home):
+    commands = Commands()
+    with contextlib.chdir(home):
+        commands.build({"--out": "first"}, [])
+        use_window("first", "the model before")
+    (home / "refresh.toml").write_text(SETTINGS.replace("hold_out_days = 2", 'hold_out_days = 2\nprevious = "first"'))
+    commands.days = 15
+    assert [line.partition(":")[0] for line in lines_of(home, commands)[1]][:2] == ["build", "drift"]
+    old, new = load_log(home / "first"), load_log(home / "data" / "2026-11-17")
+    assert new.time[new.held_out].min() > old.time.max()
 
 
 @pytest.mark.parametrize(

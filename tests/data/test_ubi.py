@@ -544,11 +544,25 @@ def test_random_swaps_are_read_and_what_is_not_one_is_ignored(tmp_path):
         {"position": 1},
         "2",
         {"position": 10**9, "swapped": True},
+        '{"position": 2, "swapped": true}',
+        '{"position": 2, "swap',
     ]
     queries = [asked(f"q{n}", query_attributes={"swap": one}) for n, one in enumerate(stated)]
     queries.append(asked("flat", **{"query_attributes.swap.position": 1, "query_attributes.swap.swapped": True}))
     rows = read(tmp_path, [*queries, asked("none")], [event(query_id="q0")])
     found = dict(zip(rows.ids, rows.swap.tolist(), strict=True))
-    assert found == {"q0": -2, "q1": 1, "q2": 0, "q3": 0, "q4": 0, "q5": 0, "q6": 0, "flat": -1, "none": 0}
-    assert rows.select(rows.swap < 0).swap.tolist() == [-2, -1]
+    assert found == {
+        "q0": -2,
+        "q1": 1,
+        "q2": 0,
+        "q3": 0,
+        "q4": 0,
+        "q5": 0,
+        "q6": 0,
+        "q7": -2,
+        "q8": 0,
+        "flat": -1,
+        "none": 0,
+    }
+    assert rows.select(rows.swap < 0).swap.tolist() == [-2, -2, -1]
     assert read(tmp_path, [asked()], [event()]).swap is None

@@ -110,7 +110,7 @@ class LogTrial(RealTrial):
         for where in self.folders.values():
             consent.accept(where, self.plan)
 
-    def run(self, between=None, stop=lambda: False, patience: float = 60.0) -> str:
+    def run(self, between=None, stop=lambda: False, patience: float = 60.0, **more) -> str:
         """A run that waits for sites in vain is interrupted, so a test fails instead of hanging."""
         waits = self.task.folder / "sites.json"
         since: list[float] = []
@@ -120,4 +120,4 @@ class LogTrial(RealTrial):
                 since.append(time.monotonic())
             return stop() or (bool(since) and since[-1] - since[0] > 60)
 
-        return super().run(between, hopeless, patience)
+        return super().run(between, hopeless, patience, **more)

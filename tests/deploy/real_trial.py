@@ -113,13 +113,13 @@ class RealTrial:
         assert found is not None
         return int(found.participations.max())
 
-    def run(self, between=None, stop=lambda: False, patience: float = 20.0) -> str:
+    def run(self, between=None, stop=lambda: False, patience: float = 20.0, **more) -> str:
         """`between` stands between hub and sites: (name, request, answer of the site) -> answer, or raises."""
         with ExitStack() as opened:
             sites = {name: opened.enter_context(Site.open(where)) for name, where in self.folders.items()}
-            return self.run_with({name: site.answer for name, site in sites.items()}, between, stop, patience)
+            return self.run_with({name: site.answer for name, site in sites.items()}, between, stop, patience, **more)
 
-    def run_with(self, answering, between=None, stop=lambda: False, patience: float = 20.0) -> str:
+    def run_with(self, answering, between=None, stop=lambda: False, patience: float = 20.0, **more) -> str:
         with ThreadPoolExecutor(min(2 * len(self.names), 64)) as pool:
 
             def ask(name: str, content: bytes) -> bytes:
@@ -132,4 +132,4 @@ class RealTrial:
             def send(name: str, content: bytes, wait: float) -> Future[bytes]:
                 return pool.submit(ask, name, content)
 
-            return coordinate(self.task, self.plan, send, stop=stop, patience=patience)
+            return coordinate(self.task, self.plan, send, stop=stop, patience=patience, **more)

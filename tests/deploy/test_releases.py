@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import coordinate, protocol
+from fedrank.deploy import consent, coordinate, protocol
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import Outbox
@@ -24,6 +24,7 @@ from fedrank.deploy.settings import plan_prices, read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
 from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gates_in_a_year
+from fedrank.deploy.unlearning import named
 from fedrank.experiments.runner.privacy import noise_needed, planned
 from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
 from fedrank.experiments.runner.runs import load_runs
@@ -34,6 +35,7 @@ from fedrank.privacy.guarantees import cost_together
 from fedrank.privacy.population import RELEASES, Account, Charge
 from fedrank.ranking.gate import CLAIM, PersonSums, decide
 from fedrank.ranking.propensity import NotIdentifiable
+from fedrank.unlearning.methods import UNLEARNERS
 from tests.deploy.log_trial import EXAMINED, PERSON, SUM, LogTrial, spec_text, write_log
 
 QUIET = "[privacy]\nrelease_noise = 0.05\n"  # so little noise that the sums can be compared with the data
@@ -746,3 +748,44 @@ def test_a_restored_site_with_its_ledger_is_charged_for_new_noise(tmp_path, monk
     made = charges(trial, "north")
     assert made.pop("propensity") == 1
     assert list(made.values()) == [2]
+
+
+@pytest.mark.long
+def test_two_total_losses_are_charged_for_all_three_messages(tmp_path, monkeypatch):
+    """Both times the same backup is restored, from before the release; the second place knows what was lost."""
+    import shutil
+
+    from fedrank.deploy.backup import backup, restore
+
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    folder, request = trial.folders["north"], wire.pack(wire.Label("propensity", trial.plan.run, 0), {})
+    shutil.copytree(folder / "log", tmp_path / "log")
+    left = set()
+    for losses in range(3):
+        with Site.open(folder) as site:
+            site.answer(trial.hello())
+            if not losses:
+                backup(folder, tmp_path / "before")
+            left.add(site.answer(request))
+        made = charges(trial, "north")
+        rounds = Account.read(folder / "people" / trial.plan.digest[:32] / "ledger")
+        assert sum(made.values()) + rounds.rounds >= len(left) == losses + 1
+        if losses < 2:
+            shutil.rmtree(folder)
+            restore(tmp_path / "before", folder)
+            shutil.copytree(tmp_path / "log", folder / "log")
+
+
+@pytest.mark.long
+def test_sites_are_unlearned_from_a_run_without_data_at_the_coordinator(tmp_path):
+    text = spec_text(more=QUIET + "[gate]\n").replace("rounds = 2\n", "rounds = 2\nrecord_every = 1\n")
+    trial = LogTrial(tmp_path, text, policy={"min_sites": "2", "history": "true"})
+    assert trial.run() == "finished"
+    with pytest.raises(ValueError, match="fed-remove measures the new model on queries of the coordinator"):
+        named(trial.task.folder, ["south"], UNLEARNERS["fed-remove"]())
+    trial.task, trial.plan = (asked := named(trial.task.folder, ["south"], UNLEARNERS["retrain"]())).planned(tmp_path)
+    for name in ("north", "east"):
+        consent.accept(trial.folders[name], trial.plan)
+    assert trial.run(departure=asked) == "finished", (trial.task.folder / "run.json").read_text()
+    assert json.loads((trial.task.folder / "receipt.json").read_text())["method"]["exact"]

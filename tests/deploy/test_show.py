@@ -15,6 +15,7 @@ from fedrank.deploy.charging import Charging
 from fedrank.deploy.data_sources import load_share
 from fedrank.deploy.settings import Policy, SiteData, plan_prices
 from fedrank.deploy.show import about_plan, as_facts, drafts, look_at, sum_view
+from fedrank.deploy.transport import store_shared_folder
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.spec.experiment import SpecError
 from tests.deploy.plans import NOISE, OPEN, SUM, letor_file, made_plan, site_settings
@@ -123,6 +124,15 @@ def test_the_price_is_that_of_this_run_and_of_all_runs(tmp_path):
     assert "5 of 10 rounds" in printed(less)
     for one in (other, own):
         one.close()
+
+
+def test_readers_of_a_shared_folder_are_recipients(tmp_path):
+    plan, settings = made_plan(), site_settings(POLICY)
+    assert leaves(look_at(tmp_path, settings, plan))["update"].to == "the coordinator"
+    store_shared_folder(tmp_path, tmp_path / "shared")
+    view = look_at(tmp_path, settings, plan)
+    assert {one.to for one in view.leaves} == {"the coordinator, readers of the folder"}
+    assert f"everyone who can read {tmp_path / 'shared'} sees these messages, too" in view.sees
 
 
 def test_a_damaged_ledger_is_a_refusal(tmp_path):

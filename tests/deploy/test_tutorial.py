@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -11,16 +12,24 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.data.documents import read_documents
+from fedrank.data.held_out import read_window
+from fedrank.data.ubi import read_ubi
+from fedrank.deploy.site_releases import MODEL_FILES
 from fedrank.engine.adoption import read_current
 from fedrank.engine.practice import Practice
 from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_record import digest_of
 from fedrank.experiments.runner.runs import load_runs
+from fedrank.privacy.guarantees import up
+from fedrank.privacy.population import RELEASES, Charge, Population
 from tests.test_documents import Block, _blocks
 
 pytestmark = pytest.mark.process
@@ -40,6 +49,7 @@ class Reader:
         self.folder = folder
         self.printed: dict[str, str] = {}  # fingerprint of the page: the one that was printed here
         self.terminals: list[subprocess.Popen[bytes]] = []
+        self.vetoed = False  # a refresh found that a model is worse
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.port = str(free.getsockname()[1])
@@ -72,10 +82,17 @@ class Reader:
         assert program == "fedrank"
         if words[-1] == "&":
             called = [sys.executable, "-m", "fedrank", *words[:-1]]
+            for terminal in self.terminals:
+                if terminal.args == called:  # Ctrl-C before the command is started again
+                    os.killpg(terminal.pid, signal.SIGINT)
+                    terminal.wait(30)
             with (self.folder / f"terminal-{len(self.terminals)}.txt").open("wb") as log:
                 self.terminals.append(subprocess.Popen(called, stdout=log, stderr=log, start_new_session=True))
             return
         done = CliRunner().invoke(app, words, input="y\n")
+        self.vetoed = done.exit_code == 1 and "estimate: veto" in done.output
+        if self.vetoed:  # happens at its error rate
+            return
         assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}\n{self.terminal_output()}"
         self.printed |= dict(zip(FINGERPRINT.findall("\n".join(shown)), FINGERPRINT.findall(done.output), strict=False))
         said = alike(done.output)
@@ -97,6 +114,16 @@ class Reader:
             terminal.wait(30)
 
 
+class Today(datetime):
+    """The day on which a test began, which names the folders of a refresh, also after midnight."""
+
+    began = datetime.now(UTC)
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Today:
+        return cls.fromtimestamp(cls.began.timestamp(), tz)
+
+
 def alike(text: str) -> str:
     """The words, with a mark in place of each number."""
     return " ".join(NUMBER.sub("#", text.replace("[y/N]: y", "[y/N]:")).split()).replace("[y/N]: y ", "[y/N]: ")
@@ -106,6 +133,7 @@ def alike(text: str) -> str:
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr("fedrank.cli.refresh.datetime", Today)
     someone = Reader(tmp_path)
     yield someone
     someone.close()
@@ -119,10 +147,30 @@ def check_models(folder: Path) -> None:
         assert model.read_bytes() == (run.path / "model.json").read_bytes()
 
 
+def check_gates(folder: Path, plans: int) -> None:
+    """The gate decided once per plan, on a model that is truly better, and named the model's file by its decision."""
+    for site in SITES:
+        gates = {path.parent: json.loads(path.read_text()) for path in (folder / site / "models").glob("*/gate.json")}
+        assert len(gates) == plans
+        for place, gate in gates.items():
+            assert gate["outcome"] == "inconclusive", "swaps do not determine trust bias, so nothing passes"
+            assert (place / MODEL_FILES["inconclusive"]).exists()
+            assert gate["plan"].startswith(place.name)
+            assert set(gate["here"]) == {"doing nothing", "the own model alone"}
+        charges = [
+            {one.key: one.times for one in Charge.read_all(ledger)}
+            for ledger in (folder / site / "people").glob(f"*/{RELEASES}")
+        ]
+        assert charges == [{"propensity": 1, "quality": 1, "gate": 1}] * plans
+        spent = Population.read(folder / site / "people").spent().values()
+        assert {up(cost) for cost in spent} == {"2.00" if plans == 1 else "3.0"}, "as `deploy show` prints it"
+
+
 def test_a_reader_comes_from_click_logs_to_production_through_a_folder(reader: Reader, tmp_path: Path) -> None:
-    """The better model is adopted; the worse one is refused, adopted nevertheless, and rolled back."""
+    """The better model is adopted, the worse one rolled back; a second plan with the next logs ends in a trial."""
     reader.follow(*LOGS, "Meet in a shared folder", "Look at what would leave, then train")
     check_models(tmp_path)
+    check_gates(tmp_path, 1)
     better, before = (Practice.begin("north").clicks_a_search(model) for model in ("candidate.json", None))
     assert better > before + 0.2
     reader.follow("Test the model on live traffic, then export it", "Refuse a worse model, and roll back")
@@ -133,6 +181,30 @@ def test_a_reader_comes_from_click_logs_to_production_through_a_folder(reader: R
         *("planned", "decided", "adopted", "rolled back"),
     ]
     reader.follow("Refresh")
+    check_gates(tmp_path, 2)
+    [data] = Path("data").glob("20*")
+    [window], [old] = (read_window(folder).uses for folder in (data, "data/north/built"))
+    assert window["purpose"] != old["purpose"]
+    if not reader.vetoed:
+        plan = EngineTrial(f"trials/{data.name}").plan
+        assert (plan.old.path, plan.rules.gate.level) == ("candidate.json", 0.0125)
+        assert digest_of(plan.new.path) == plan.new.digest
+        Practice.begin("north").write_trial(f"trials/{data.name}", "june", searches=400, people=1000)
+        reader.type(f"fedrank engine trial read trials/{data.name} june/ubi_queries.ndjson june/ubi_events.ndjson", [])
+    assert Practice.begin("north").clicks_a_search(newest_model("north")) > before + 0.2
+    reader.follow("With your own engine")
+    events, documents = tmp_path / "own-events.ndjson", tmp_path / "own-docs.jsonl"
+    events.write_text('{"query_id": "none", "action_name": "click", "client_id": "b", "timestamp": 1}\n')
+    documents.write_text("".join(f'{{"id": "d{number}", "title": "t"}}\n' for number in range(100)))
+    swap = read_ubi(tmp_path / "own-queries.ndjson", events, read_documents(documents), documents).swap
+    assert swap is not None
+    assert set(abs(swap)) <= set(range(1, 10))
+    assert (swap > 0).any()
+    assert (swap < 0).any()
+
+
+def newest_model(site: str) -> Path:
+    return max(Path(site, "models").glob("*/model-trial-only.json"), key=lambda path: path.stat().st_mtime)
 
 
 def test_a_reader_comes_to_a_model_on_one_machine_and_over_a_network(reader: Reader, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def refresh(home: Path, call: Call, say: Say, now: datetime | None = None) -> bo
                 say(f"trial: {waiting[0].folder} is not decided yet, so nothing is planned")
                 return True
             today = (now or datetime.now(UTC)).date().isoformat()
-            if today == state.name:
+            if today == state.name and ((TRIALS / today).exists() or _received(settings, state) is None):
                 say(f"done: {today} was refreshed already")
                 return True
             state.name, state.done = today, False
@@ -109,21 +109,27 @@ class _Refresh:
         return True
 
     def _build(self) -> SearchLog | None:
-        """The new data set; None if the log has no entries that are later than the last window."""
-        out, before = DATA / self.state.name, self.state.data
+        """The new data set; None if the log has no entries that are later than the last window.
+
+        A received model is then estimated on the last window, which the gate of this site may have used for it.
+        """
+        options = dict(self.settings["build"])
+        before = self.state.data or str(options.get("previous", ""))
+        options.pop("previous", None)
+        out = DATA / self.state.name
         if not (out / FACTS).exists():
             shutil.rmtree(out, ignore_errors=True)  # its files may have changed since it began
-            words = ["data", "build", "--out", str(out), "--quiet", *_words(self.settings["build"])]
+            words = ["data", "build", "--out", str(out), "--quiet", *_words(options)]
             if before:
                 words += ["--previous", before]
             try:
                 self._run("build", words)
             except NoNewEntries as problem:
                 self.say(f"build: nothing new: {problem}")
-                return None
+                return None if _received(self.settings, self.state) is None else load_log(before)
         log = load_log(out)
         self.say(f"build: {out}, {len(log):,} lists, {int(log.held_out.sum()):,} of them held out")
-        if before:
+        if before and Path(before) != out:
             from fedrank.experiments.report.charts import draw_drift
 
             found = drift(log, load_log(before))
@@ -135,10 +141,10 @@ class _Refresh:
     def _model(self, log: SearchLog) -> Path | None:
         """The model to try: trained on the own data, or the newest one that was received."""
         if "received" in self.settings:
-            models = sorted(Path(self.settings["received"]["models"]).glob("*/model.json"), key=_modified)
-            if models:
-                self.say(f"model: {models[-1]}, received")
-            return models[-1].resolve() if models else None
+            found = _received(self.settings, self.state)
+            if found is not None:
+                self.say(f"model: {found}, received")
+            return None if found is None else found.resolve()
         options = dict(self.settings["train"])
         spec, warm = str(options.pop("spec", "")), options.pop("warm_start", True)
         words = [
@@ -219,8 +225,17 @@ def _words(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
+def _received(settings: Mapping[str, Mapping[str, Any]], state: RefreshState) -> Path | None:
+    """The newest received model that the gate did not veto and that was not tried; None if there is none."""
+    if "received" not in settings:
+        return None
+    from fedrank.deploy.site_releases import MODEL_FILES
+
+    tried = {*state.tried, *(one.digest for trial in find_trials([TRIALS]) for one in (trial.plan.old, trial.plan.new))}
+    folder = Path(settings["received"]["models"])
+    files = (path for outcome in ("pass", "inconclusive") for path in folder.glob(f"*/{MODEL_FILES[outcome]}"))
+    models = [path for path in files if digest_of(path) not in tried]
+    return max(models, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _read_state() -> RefreshState:

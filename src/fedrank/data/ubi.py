@@ -509,6 +509,11 @@ def _draw(row: Row) -> tuple[Any, Any, Any]:
 def _swap(row: Row) -> int:
     """The upper position of the pair that was drawn, from 1, negative if it was swapped; 0 if not stated or invalid."""
     stated = _attribute(row, "swap")
+    if isinstance(stated, str):  # where attributes are mapped as keywords, clients send objects as JSON text
+        try:
+            stated = parse_json(stated)
+        except ValueError:
+            stated = None
     inner = stated if isinstance(stated, dict) else {name: _attribute(row, f"swap.{name}") for name in _SWAP}
     position, swapped = (inner.get(name) for name in _SWAP)
     if type(position) is not int or not 0 < position < LONGEST_SWAP or not isinstance(swapped, bool):

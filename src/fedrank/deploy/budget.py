@@ -52,7 +52,8 @@ class Budget:
 
     population: Population
     terms: LedgerTerms  # of this plan
-    others: Sequence[Account]  # charges of all other runs, and of the releases of this plan besides rounds
+    others: Sequence[Account]  # charges of all other runs
+    releases: Sequence[Account]  # of this plan, besides rounds
     times: int  # maximum number of charges of one person in this plan; 0: nothing is charged
     charges: int
     unit: str  # what is charged
@@ -67,16 +68,15 @@ class Budget:
         terms = LedgerTerms(1, policy.delta, tuple(price.guarantee for price in prices), plan.digest[:32])
         times = max((price.times for price in prices), default=0)
         population = Population(place, people, policy.delta, limit)
-        if prices:
-            others = [*others, *population.account_of_releases(release_charges(plan, policy.released_measures))]
-        return cls(population, terms, others, times, *charges_of(plan))
+        charges = release_charges(plan, policy.released_measures) if prices else {}
+        return cls(population, terms, others, population.account_of_releases(charges), times, *charges_of(plan))
 
     def account(self, charges: int) -> Account:
         often = np.full(self.population.people, min(charges, self.times), dtype=np.int64)
         return Account(self.terms, often, charges, 0)
 
     def after(self, charges: int) -> dict[str, float]:
-        return spent_together([*self.others, self.account(charges)], self.terms.delta)
+        return spent_together([*self.others, *self.releases, self.account(charges)], self.terms.delta)
 
     def spending(self) -> tuple[dict[str, float], dict[str, float], int]:
         """ε so far, ε after this run, and the number of its charges within the limit."""
@@ -97,7 +97,8 @@ class Budget:
 
     def objections(self) -> list[str]:
         """Why the site would refuse a charge of this run, as `Charging` decides it."""
-        refusal = self.population.refused(self.account(self.charges), self.others) if self.times else None
+        others = [*self.others, *self.releases]
+        refusal = self.population.refused(self.account(self.charges), others) if self.times else None
         if refusal is None:
             return []
         _, after, affordable = self.spending()

@@ -29,6 +29,7 @@ from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.releases import GATE, PROPENSITY, WORDS, release_of, releases_of
 from fedrank.deploy.settings import SiteSettings, searches_of, tree_releases
+from fedrank.deploy.transport import shared_folder
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.privacy_output import about_prices
 from fedrank.experiments.report.sections import Cell, Section
@@ -52,7 +53,7 @@ from fedrank.types import has_trait
 from fedrank.wire import Label
 
 SILO_LEDGER = "silo/own.spending"  # ledger of sketches
-COORDINATOR = "the coordinator"
+COORDINATOR, READERS = "the coordinator", "readers of the folder"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,16 @@ def look_at(
         not_covered=tuple(disclosed.not_covered),
         has=_searches(folder, settings, plan),
     )
+    if (shared := shared_folder(folder)) is not None:
+        view = _through_folder(view, shared)
     return view if plan.silos is None else _with_sketch_costs(view, folder, plan.silos)
+
+
+def _through_folder(view: PlanView, shared: Path) -> PlanView:
+    """Name the readers of a shared folder as recipients: its messages are signed, but not encrypted."""
+    leaves = (replace(one, to=one.to.replace(COORDINATOR, f"{COORDINATOR}, {READERS}")) for one in view.leaves)
+    sees = f"{view.sees}; everyone who can read {shared} sees these messages, too: they are signed, but not encrypted"
+    return replace(view, leaves=tuple(leaves), sees=sees)
 
 
 def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:

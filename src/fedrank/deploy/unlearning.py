@@ -90,7 +90,13 @@ class Departure:
     def case(self) -> Case:
         """The original run, with the coordinator's data instead of those of sites."""
         experiment, plan, run = self.experiment, self.plan, self.run
-        clients = make_clients(load_fold(experiment.data, run.fold).train, len(plan.clients))
+        count, data = len(plan.clients), load_fold(experiment.data, run.fold, deployed=True).train
+        if not data.queries:  # a coordinator without data; methods that run here do not read queries
+            features, grades = np.zeros((count, plan.features), np.float32), np.zeros(count, np.int8)
+            data = replace(
+                data, features=features, grades=grades, offsets=np.arange(count + 1), query_ids=np.arange(count)
+            )
+        clients = make_clients(data, count)
         searches = [experiment.clients.searches[id % len(experiment.clients.searches)] for id in plan.clients]
         clients = replace(clients, ids=np.array(plan.clients), interactions=np.array(searches, dtype=np.int64))
         state = state_before(plan)
@@ -115,6 +121,11 @@ class Departure:
             raise ValueError(
                 f"{name} needs recorded updates, but this run has none (record_every = 0); use --method retrain or "
                 "fine-tune"
+            )
+        if self.alone and self.experiment.data.at_sites:
+            raise ValueError(
+                f"{name} measures the new model on queries of the coordinator, which has none in this run; use "
+                "--method retrain or fine-tune"
             )
         stay = len(self.plan.sites) - len(set(self.leaving))
         if stay < 2 and not self.alone:

@@ -17,6 +17,7 @@ from fedrank.experiments.runner.folder import DEPLOYED_RUN
 from fedrank.experiments.runner.forget_person import forget_person
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
+from tests.deploy.log_trial import spec_text
 from tests.made_up import made_up_shown
 
 CLICK_MODELS = [0, 1, 2, 0, 1, 2, 0, 1] * 4
@@ -61,6 +62,18 @@ def test_before_a_run_it_says_what_is_planned(spec):
     assert text.count(TO_FILL_IN) > 15
     assert "| A query names a person, who is recognised |" in text
     assert "| The model ranks worse for some people than for others |" in text
+
+
+def test_of_a_spec_whose_data_are_at_sites_it_lists_what_would_leave(tmp_path):
+    (tmp_path / "spec.toml").write_text(spec_text(more="[gate]\n"))
+    text = markdown(impact(read_assessed(tmp_path / "spec.toml")))
+    assert "| clients | 3 sites, each with its own data |" in text
+    assert "simulated" not in text
+    for line in ("propensity: 18 sums", "quality: 3 sums", "gate: 6 sums", "clipped and noised per person"):
+        assert line in text
+    assert "in a shared folder, all who can read it" in text
+    assert "which model a site then uses" in text
+    assert "ε is for one person" in text
 
 
 def test_of_a_run_it_claims_what_the_card_claims_and_no_more(spec, tmp_path):

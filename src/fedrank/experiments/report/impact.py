@@ -21,6 +21,7 @@ from fedrank.experiments.report.privacy_output import about_privacy
 from fedrank.experiments.report.sections import Paragraph, Part, Points, Section, Span, Table, paragraph
 from fedrank.experiments.runner.cards import about_population, log_card, read_card
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Json
+from fedrank.experiments.runner.releases import PersonReleases
 from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.traces import history_of
 from fedrank.experiments.spec.families import describe
@@ -75,8 +76,13 @@ class Assessed:
 
     @property
     def is_deployed(self) -> bool:
-        """Whether sites took part, whose people and data the spec does not know."""
-        return any(card.what == DEPLOYED_RUN for card in self.cards)
+        """Whether sites took part or will, whose people and data the spec does not know."""
+        return self.at_sites or any(card.what == DEPLOYED_RUN for card in self.cards)
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether only sites have data."""
+        return bool(getattr(getattr(self.experiment, "data", None), "at_sites", False))
 
     @property
     def protection(self) -> list[str]:
@@ -88,9 +94,14 @@ class Assessed:
                 budget, every = spec.privacy.budget, spec.record_every
                 points += [
                     f"protection of updates: {'none' if spec.mechanism is None else describe(spec.mechanism)['name']}",
-                    "no budget stops a run" if budget is None else f"a run stops at ε = {budget:g}",
+                    *(["no budget stops a run"] if budget is None and not self.at_sites else []),
+                    *([] if budget is None else [f"a run stops at ε = {budget:g}"]),
                     f"recorded updates: {f'every {every} rounds' if every else 'none'}",
                 ]
+        if self.at_sites:
+            points.append(
+                "limits of each site: its policy (site.toml), with ε over all runs, and its acceptance of a plan"
+            )
         return list(dict.fromkeys(points))
 
 
@@ -175,9 +186,12 @@ def _processing(assessed: Assessed) -> Iterable[Part]:
             ("learner", describe(spec.learner)["name"]),
             *([] if assessed.is_deployed else [("population", spec.population)]),
         ]
-    named = ("name", "log", "collection", "train", "test", "users", "features")
+    named = ("name", "log", "collection", "train", "test", "users", "features", "propensities")
     values = {name: getattr(getattr(spec, "data", None), name, None) for name in named}
     rows += [(f"data.{name}", str(value)) for name, value in values.items() if value is not None]
+    if (gate := getattr(spec, "gate", None)) is not None:
+        terms = f"margin {gate.margin:g} clicks per list, error rate {gate.alpha:g} a year, {gate.plans} plans a year"
+        rows.append(("gate before an export", terms))
     yield _table("what the spec says", rows)
     if log is not None:
         yield _table("what the data set says", _of_log(log))
@@ -226,7 +240,9 @@ def _leaving(assessed: Assessed) -> Iterable[Part]:
     for run, card in assessed.runs:
         text = NOT_SAID if card is None else f"{card.who_sees_what}; {card.kept_updates or 'no update is kept'}"
         yield _of_run(run, f": {text}.")
-    if not assessed.runs:
+    if not assessed.runs and assessed.at_sites:
+        yield from _would_leave(assessed.experiment)
+    elif not assessed.runs:
         yield paragraph("Nothing has run yet. Section 4 lists what would leave, and to whom.")
     for run, card in assessed.runs:
         if card is not None and card.deployment is not None:
@@ -238,6 +254,26 @@ def _leaving(assessed: Assessed) -> Iterable[Part]:
     yield _fill(
         "further recipients, processors, and transfers to third countries; what else leaves (logs of services, "
         "metrics, backups, support)"
+    )
+
+
+def _would_leave(spec: FederatedExperiment) -> Iterable[Part]:
+    """What each site would send, as the spec says."""
+    protected = (
+        "no" if spec.mechanism is None else f"clipped and noised per {getattr(spec.mechanism, 'unit', 'client')}"
+    )
+    rows = [["updates of the model", f"{spec.rounds:,}", protected]]
+    for one in PersonReleases(spec, spec.clients.count, tuple(map(str, spec.measures))):
+        about = f"each person clipped to {one.clip:.3g}, noise of {one.deviation:.3g}"
+        rows.append([f"{one.kind}: {one.numbers} sums over people", "1", about])
+    rows.append(["technical facts, reasons of refusals", "1", "no"])
+    yield paragraph("Nothing has run yet. Each site would send:")
+    yield Table(["what would leave a site", "times", "noise"], rows, 1)
+    yield paragraph(
+        "Recipients: the coordinator; sums of kind propensity also all sites; in a shared folder, all who can read it. "
+        "Queries, documents and clicks stay at the site. For sizes, recipients and the budget of one site, run ",
+        Span("fedrank deploy show SPEC --home SITE", style="code"),
+        ".",
     )
 
 
@@ -294,8 +330,22 @@ def _promises(assessed: Assessed, home: Path) -> Iterable[Part]:
 def _not_covered(assessed: Assessed) -> Iterable[Part]:
     cards = [*assessed.cards, *([assessed.log_card] if assessed.log_card else [])]
     points = tuple(dict.fromkeys(point for card in cards for point in card.not_covered))
+    if not assessed.runs and assessed.at_sites:
+        points += tuple(_uncovered_at_sites(assessed.experiment))
     yield Points(points) if points else paragraph("There is no privacy card yet.")
     yield _fill("what of this matters here, and what is done about it")
+
+
+def _uncovered_at_sites(spec: FederatedExperiment) -> Iterable[str]:
+    yield "that a site takes part, in which rounds, and when"
+    yield "what a site computes from all its people before: popularity that counts clicks, limits against robots"
+    yield "people at several sites: the costs of the sites add up"
+    if (line := spec.uncovered_propensities) is not None:
+        yield line
+    if spec.gate is not None:
+        yield "which model a site then uses, which also depends on its own model alone"
+    yield "whether a user of the log is a person or a browser, which each site decides (data build --person)"
+    yield "a trial of the model, whose events stay at the site"
 
 
 def _risks(assessed: Assessed) -> Iterable[Part]:
@@ -317,14 +367,18 @@ def _risks_to_people(assessed: Assessed) -> Iterable[tuple[str, str, str]]:
         if not any(request.startswith("silo-") for request in requests):  # these contain words or documents
             seen = "no query, document or user id left a site in plain text"
         readable = "the data stay at the sites; what left is listed under 2"
+    elif assessed.at_sites:
+        readable = "the data would stay at the sites; what would leave is listed under 2"
     elif assessed.log_card is not None:
         seen = assessed.log_card.who_sees_what
         readable = f"its folder is readable by {'its owner only' if assessed.log_readers == 'owner' else 'others'}"
     yield "A reader of the data set learns who searched for what", seen, readable
     yield "A query names a person, who is recognised", seen, readable
     promises = [paid for card in cards for paid in card.promises]
+    unit = getattr(getattr(spec, "mechanism", None), "unit", "")
     units = [
         *(f"ε is for {paid.unit}" for paid in promises),
+        *([f"ε is for one {unit}; a site's log decides what its users are"] if assessed.at_sites and unit else []),
         *([f"users of the data set are {log.unit}s"] if log else []),
     ]
     several = "One person uses several devices or browsers, and is protected as if they were several"
