@@ -53,9 +53,9 @@ class ClickMemory:
         """The earlier clicks that lift these documents, the most similar queries first; `before`: an impression."""
         rows: list[Any] = self.store.rows(
             "SELECT document, terms, query, max(clicks.time), count(*) FROM clicks JOIN impressions ON id = impression "
-            f"WHERE document IN ({marks(documents)}) AND NOT bounced AND (? IS NULL OR impression < ?) "
+            f"WHERE document IN ({marks(documents)}) AND NOT bounced AND impression > ? AND (? IS NULL OR impression < ?) "
             "GROUP BY document, terms",
-            *documents, before, before,
+            *documents, self.store.setting("remember_after", 0), before, before,
         )  # fmt: skip
         like = likeness(terms, [row[1] for row in rows], self.store.statistics())
         found = [
