@@ -175,7 +175,8 @@ def test_the_difference_to_the_engine_by_week_by_hand(client, clock):
 
 
 def test_lists_mixed_with_the_engine_are_counted_for_whom_they_were_won(client, clock, monkeypatch):
-    monkeypatch.setattr("fedrank.search.trial.SHARE", 1.0)
+    for share in ("SHARE", "MEMORY_SHARE"):
+        monkeypatch.setattr(f"fedrank.search.trial.{share}", 1.0)
     for team in (Team.OLD, Team.OLD, Team.NEW):
         found = client.search("orchard apple")
         teams = client.rows.get(found.impression).teams

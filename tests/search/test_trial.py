@@ -189,6 +189,11 @@ def test_by_default_a_tenth_of_the_lists_has_the_engine_as_opponent(client, monk
     assert 60 < len(others) < 140
     assert {one.id for one in others} == {trial_module.ENGINE}
     np.testing.assert_array_equal(others[0].weights, client.features.start())
+    drawn = [client.trials.opponent(number, remembers=True) for number in range(1_000)]
+    others = [one for one in drawn if one is not None]
+    assert 20 < len(others) < 60
+    assert {one.id for one in others} == {trial_module.FORGETFUL}
+    np.testing.assert_array_equal(others[0].weights, client.rows.model()[1])
 
 
 def test_own_learning_is_tried_before_it_is_used_and_begins_anew_after_a_trial(client, clock, monkeypatch):
@@ -220,10 +225,9 @@ def some_clicks(client, clock, place):
 
 @pytest.mark.parametrize("harms", [True, False])
 def test_a_memory_that_loses_against_lists_without_it_is_given_up(tmp_path, clock, monkeypatch, harms):
-    monkeypatch.setattr(trial_module, "SHARE", 0.0)
     with opened(tmp_path, clock) as client:
         some_clicks(client, clock, lambda one: int(one.shown[-1]))  # results that nobody wants
-        monkeypatch.setattr(trial_module, "SHARE", 1.0)
+        monkeypatch.setattr(trial_module, "MEMORY_SHARE", 1.0)
         remembered = what_was_learned(client)
         some_clicks(client, clock, (lambda one: 0) if harms else lambda one: int(one.memory.argmax()))
         clock.wait(3600)
@@ -237,7 +241,7 @@ def test_a_memory_that_loses_against_lists_without_it_is_given_up(tmp_path, cloc
         lifted = client.search(client.rows.get(1).query)
         assert any(one.before for one in lifted.results) != harms
         assert client.store.count("SELECT count(*) FROM clicks") == 60, "clicks stay recorded"
-        monkeypatch.setattr(trial_module, "SHARE", 0.0)
+        monkeypatch.setattr(trial_module, "MEMORY_SHARE", 0.0)
         again = client.search("orchard shade")
         client.open_document(again.impression, 5)
         clock.wait(60)

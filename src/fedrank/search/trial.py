@@ -6,9 +6,9 @@
     draft:  rankings of both models are interleaved, and clicks decide
 
 The engine's order stays an opponent of every model in use: a tenth of the lists interleave both, and the model is given
-up if the engine wins. Where the memory of clicks moves results, the opponent is the same model without it instead; if
-that wins, earlier clicks no longer count. Decisions use only counts. They are computed from the database each time, so
-they are correct after a crash or a deletion.
+up if the engine wins. Where the memory of clicks moves results, the opponent is the same model without it instead, in
+one of 25 such lists; if that wins, earlier clicks no longer count. Decisions use only counts. They are computed from
+the database each time, so they are correct after a crash or a deletion.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ POSITIONS = 3  # from the top that a replay looks at; weights of longer prefixes
 CLIP = 10.0  # largest weight of a recorded search
 FEWEST = 30  # recorded searches below which a replay says nothing
 CERTAIN = 1.96  # standard errors on either side of a replay's interval
-SHARE = 0.1  # of searches whose lists are interleaved with the engine's order, or with one without memory
+SHARE = 0.1  # of searches whose lists are interleaved with the engine's order
+MEMORY_SHARE = 0.04  # of searches in which memory moves results, interleaved with lists without it; these cost more
 ENGINE, FORGETFUL = -1, -2  # as the other model of an interleaved list; the latter is the one in use without memory
 OWN_SEARCHES = 200  # that own learning needs before its model is tried
 WORSE = "worse than the engine"
@@ -205,7 +206,7 @@ class Trials:
         model = self.on_trial()
         if model is not None:
             return model if model.phase == "draft" else None
-        if rng_for(self._chance, "opponent", number).random() >= SHARE:
+        if rng_for(self._chance, "opponent", number).random() >= (MEMORY_SHARE if remembers else SHARE):
             return None
         weights, used = self.rows.features.start(), self.rows.model()[1]
         if remembers:
