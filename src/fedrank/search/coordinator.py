@@ -24,9 +24,9 @@ from fedrank.ranking.rankers import Linear
 from fedrank.search.impressions import LEARNER, first_weights
 
 START = "start.json"  # initial model of all clients, in the coordinator's home
-# Chosen on two divisions of five judged collections (benchmarks/search_together.py), when one result of the engine stayed
-# first, not two. CLIP is half of the median update, and STEP the norm by which the model changes in all rounds together
-# if all updates agree.
+# Chosen on two divisions of five judged collections (benchmarks/search_together.py), when one result of the engine
+# stayed first, not two. CLIP is half of the median update, and STEP the norm by which the model changes in all rounds
+# together if all updates agree.
 ROUNDS, CLIP, STEP = 2, 0.23, 2.0
 MAX_PEOPLE = 200  # per round, under secure aggregation; with more people there are more rounds
 SEARCHES = 30  # per person, who takes part in one round
