@@ -73,7 +73,8 @@ def check_agreement(client: SearchClient) -> None:
 def decide_soon() -> None:
     """Let every search close the list before it, and trials begin and end after a few searches."""
     impressions.BOUNCE, impressions.FAST = 0.0, 1 << 40
-    impressions.KEPT, trial.FEWEST, trial.OWN_SEARCHES, trial.SHARE = 1 << 40, 3, 4, 0.6
+    impressions.KEPT, trial.FEWEST, trial.OWN_SEARCHES = 1 << 40, 3, 4
+    trial.SHARE = trial.MEMORY_SHARE = 0.6
     trial.GATE = Gate(level=0.6, stake=0.5, harm=0.6, harm_stake=0.5, most=6)
 
 

@@ -200,6 +200,7 @@ def test_why_and_what_was_learned_in_a_terminal(fedrank: Command, monkeypatch: p
     learned = json.loads(fedrank("status", "--learned", "--json")[1])
     assert learned["remembered"][0]["clicks"] == 2
     monkeypatch.setattr("typer.confirm", refuse)
+    assert not learned["given_up"]
     assert fedrank("forget", "--learned")[0] != 0
     assert "Deleted 3 searches, 2 clicks and 0 documents" in fedrank("forget", "--learned", "--yes")[1]
     assert "From 0 recorded queries" in fedrank("status", "--learned")[1]

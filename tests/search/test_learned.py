@@ -12,7 +12,7 @@ from fedrank.ranking.gate import Team
 from fedrank.search.learned import IN_WORDS, sentences, what_was_learned, why_in_words
 from fedrank.search.memory import EarlierClicks
 from fedrank.search.results import Cause, Explained, Gone, NotFound, Result, Snippet
-from fedrank.search.trial import ENGINE
+from fedrank.search.trial import ENGINE, FORGETFUL
 from tests.search.made_up import Clock, opened
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
@@ -75,7 +75,7 @@ def test_clicks_that_were_deleted_since_are_said_to_be(client, clock):
     found = client.search("orchard apple")
     client.store.db.execute("DELETE FROM clicks")
     said = {one.result.id: " ".join(said) for one, said in why_in_words(client, found.impression).results}
-    assert "those clicks are deleted now" in said[document]
+    assert "those clicks no longer count" in said[document]
 
 
 def test_sentences_by_hand():
@@ -104,7 +104,7 @@ def test_sentences_by_hand():
     assert sentences(an_explanation(), []) == ["The search engine alone has it at this position, too."]
     assert sentences(an_explanation(gone=True), clicks) == []
     forgotten = an_explanation(("opened before", 0.5, 3.0))
-    assert "those clicks are deleted now" in sentences(forgotten, [])[0]
+    assert "those clicks no longer count" in sentences(forgotten, [])[0]
     assert len(sentences(forgotten, [], causes=False)) == 1
     best = an_explanation(("best of the engine", 1.0, 0.7))
     assert sentences(best, [])[0].startswith("The 2 best results of the search engine stay first unless")
@@ -175,7 +175,8 @@ def test_the_difference_to_the_engine_by_week_by_hand(client, clock):
 
 
 def test_lists_mixed_with_the_engine_are_counted_for_whom_they_were_won(client, clock, monkeypatch):
-    monkeypatch.setattr("fedrank.search.trial.SHARE", 1.0)
+    for share in ("SHARE", "MEMORY_SHARE"):
+        monkeypatch.setattr(f"fedrank.search.trial.{share}", 1.0)
     for team in (Team.OLD, Team.OLD, Team.NEW):
         found = client.search("orchard apple")
         teams = client.rows.get(found.impression).teams
@@ -183,7 +184,7 @@ def test_lists_mixed_with_the_engine_are_counted_for_whom_they_were_won(client, 
         clock.wait(3600)
     learned = what_was_learned(client)
     rows = client.store.rows("SELECT trial, teams FROM impressions WHERE kind = 'interleaved' AND state = 'closed'")
-    assert {trial for trial, _ in rows} == {ENGINE}
+    assert [trial for trial, _ in rows] == [ENGINE, FORGETFUL, FORGETFUL], "then there is a memory to compare"
     assert (learned.wins, learned.losses) == (2, 1)
 
 

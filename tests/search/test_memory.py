@@ -9,7 +9,7 @@ import pytest
 
 from fedrank.data.live_features import LIVE_1
 from fedrank.search.lists import ResultLists
-from fedrank.search.memory import LIFT, ClickMemory, likeness
+from fedrank.search.memory import LEAST, LIFT, ClickMemory, likeness
 from fedrank.search.trial import Trials
 from tests.search.made_up import Clock
 from tests.search.stored import candidates, query, stored
@@ -61,10 +61,10 @@ def test_similar_words_lift_less_and_other_words_not_at_all(lists, clock, memory
     similar = likeness(LIVE_1.query("roof invoice copy"), [LIVE_1.query("roof invoice").key], lists.store.statistics())
     assert similar == pytest.approx(1)  # no document has "copy": it has no weight
     [half] = likeness(LIVE_1.query("roof invoice train"), [LIVE_1.query("roof invoice").key], lists.store.statistics())
-    assert 0.5 < half < 1
+    assert LEAST < half < 1
     assert lifts(memory, "roof invoice train")[0] == pytest.approx(LIFT * half / (half + 1))
     [little] = likeness(LIVE_1.query("roof train choir"), [LIVE_1.query("roof").key], lists.store.statistics())
-    assert 0 < little < 0.5
+    assert 0 < little < LEAST
     for other in ("choir concert", "roof train choir", "zebra", ""):
         assert not any(lifts(memory, other))
 
@@ -95,7 +95,7 @@ def test_the_reasons_name_the_earlier_queries(lists, clock, memory):
     assert [(one.document, one.query, one.clicks) for one in found] == [
         (1, "roof invoice", 2), (1, "Invoice roof train", 1),
     ]  # fmt: skip
-    assert found[0].likeness == 1 > found[1].likeness > 0.5
+    assert found[0].likeness == 1 > found[1].likeness >= LEAST
     assert found[1].time == clock() - 60
     assert memory.reasons(LIVE_1.query("roof invoice"), [1, 2, 3], before=last.id) == (replace(found[0]),)
 

@@ -11,6 +11,7 @@ from fedrank.ranking.gate import Gate
 from fedrank.search import memory
 from fedrank.search import trial as trial_module
 from fedrank.search.client import SearchClient
+from fedrank.search.learned import what_was_learned
 from fedrank.search.results import SearchError
 from fedrank.search.trial import FEWEST, Replay
 from tests.search.made_up import FRUIT, Clock, opened
@@ -188,6 +189,11 @@ def test_by_default_a_tenth_of_the_lists_has_the_engine_as_opponent(client, monk
     assert 60 < len(others) < 140
     assert {one.id for one in others} == {trial_module.ENGINE}
     np.testing.assert_array_equal(others[0].weights, client.features.start())
+    drawn = [client.trials.opponent(number, remembers=True) for number in range(1_000)]
+    others = [one for one in drawn if one is not None]
+    assert 20 < len(others) < 60
+    assert {one.id for one in others} == {trial_module.FORGETFUL}
+    np.testing.assert_array_equal(others[0].weights, client.rows.model()[1])
 
 
 def test_own_learning_is_tried_before_it_is_used_and_begins_anew_after_a_trial(client, clock, monkeypatch):
@@ -205,3 +211,40 @@ def test_own_learning_is_tried_before_it_is_used_and_begins_anew_after_a_trial(c
     assert client.rows.model()[0] == in_use
     stop(client)
     assert client.rows.own_model() is None
+
+
+def some_clicks(client, clock, place):
+    """Search for pairs of fruits, and open the result at a place of the order by score; returns how many lists."""
+    for number in range(30):
+        found = client.search(f"{FRUIT[number % 10]} {FRUIT[(number + 1 + number // 10) % 10]} orchard")
+        recorded = client.rows.get(found.impression)
+        wanted = place(recorded)
+        client.open_document(found.impression, int(np.flatnonzero(recorded.shown == wanted)[0]))
+        clock.wait(60)
+
+
+@pytest.mark.parametrize("harms", [True, False])
+def test_a_memory_that_loses_against_lists_without_it_is_given_up(tmp_path, clock, monkeypatch, harms):
+    with opened(tmp_path, clock) as client:
+        some_clicks(client, clock, lambda one: int(one.shown[-1]))  # results that nobody wants
+        monkeypatch.setattr(trial_module, "MEMORY_SHARE", 1.0)
+        remembered = what_was_learned(client)
+        some_clicks(client, clock, (lambda one: 0) if harms else lambda one: int(one.memory.argmax()))
+        clock.wait(3600)
+        client.status()
+        kinds = client.store.rows("SELECT DISTINCT trial FROM impressions WHERE kind = 'interleaved'")
+        assert (trial_module.FORGETFUL,) in kinds
+        learned, before = what_was_learned(client), client.store.setting("remember_after", 0)
+        assert learned.given_up == bool(before) == harms
+        assert remembered.pairs > 20
+        assert learned.pairs < 20 if harms else learned.pairs >= remembered.pairs
+        lifted = client.search(client.rows.get(1).query)
+        assert any(one.before for one in lifted.results) != harms
+        assert client.store.count("SELECT count(*) FROM clicks") == 60, "clicks stay recorded"
+        monkeypatch.setattr(trial_module, "MEMORY_SHARE", 0.0)
+        again = client.search("orchard shade")
+        client.open_document(again.impression, 5)
+        clock.wait(60)
+        assert any(one.before for one in client.search("orchard shade").results), "new clicks count"
+        client.forget(learned=True)
+        assert not what_was_learned(client).given_up

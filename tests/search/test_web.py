@@ -441,6 +441,11 @@ def test_why_and_what_was_learned_are_in_words_and_one_button_forgets(tmp_path: 
         assert "kraken &lt;script&gt;" in text
         assert "Difference from the search engine by week" in text
         assert '<svg class="bar"' in text
+        given_up = "Earlier clicks do not count any more"
+        assert given_up not in text
+        with page.client.store.writing():
+            page.client.store.set(remember_after=page.client.rows.last_search)
+        assert given_up in browser.get("/learned").text
         answer = browser.post("/forget", data={"what": "learned"})
         text = browser.get(answer.headers["location"]).text
         assert "Deleted: 3 searches, 2 clicks, 0 documents." in text

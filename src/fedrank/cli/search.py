@@ -410,6 +410,8 @@ def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None
     )
     print_line(f"From {searches} and {clicks}")
     print_line(f"Weights: {learned.model}")
+    if learned.given_up:
+        print_line("Earlier clicks do not count any more: mixed lists showed that the order without them was better")
     for each in learned.remembered:
         print_line(f"For {each.query!r} you opened {each.title or 'Untitled'} ({each.clicks:,}, {day(each.time)})")
     if learned.weeks:

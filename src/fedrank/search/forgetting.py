@@ -36,7 +36,10 @@ def forget_learned(store: Store) -> ForgottenRows:
         store.db.execute("DELETE FROM clicks")
         store.db.execute("DELETE FROM impressions")
         store.db.execute("DELETE FROM models WHERE origin NOT LIKE 'federation %' AND id != ?", (used,))
-        store.db.execute("DELETE FROM settings WHERE name = 'trial' AND value NOT IN (SELECT id FROM models)")
+        store.db.execute(
+            "DELETE FROM settings WHERE name = 'remember_after' OR (name = 'trial' AND value NOT IN (SELECT id FROM "
+            "models))"
+        )
     return ForgottenRows(0, searches, clicks)
 
 

@@ -17,7 +17,7 @@ from fedrank.search.memory import EarlierClicks
 from fedrank.search.results import Cause, Explained
 from fedrank.search.status import WEEKS, monday
 from fedrank.search.store import Store
-from fedrank.search.trial import ENGINE, winners
+from fedrank.search.trial import ENGINE, FORGETFUL, winners
 
 if TYPE_CHECKING:
     from fedrank.search.client import SearchClient
@@ -105,6 +105,7 @@ class LearnedFacts:
     weeks: tuple[WeekDifference, ...]  # oldest first
     wins: int  # lists that mixed both orders, in which this order got more clicks than the engine's
     losses: int
+    given_up: bool  # whether earlier clicks do not count any more, since lists without them won
 
 
 def why_in_words(client: SearchClient, impression: int) -> Why:
@@ -140,7 +141,7 @@ def sentences(one: Explained, opened: Sequence[EarlierClicks], causes: bool = Tr
         said.append(f"You also opened it for {count_of(len(opened) - QUERIES, 'other query', 'other queries')}.")
     rules = {cause.feature for cause in one.causes if causes and cause.feature in (MEMORY, BEST) and cause.value > 0}
     if MEMORY in rules and not opened:
-        said.append("It was moved up because you had opened it before; those clicks are deleted now.")
+        said.append("It was moved up because you had opened it before; those clicks no longer count.")
     if BEST in rules:
         said.append(f"The {ENGINE_FIRST} best results of the search engine stay first unless you opened others before.")
     named = one.causes if causes else ()
@@ -174,9 +175,10 @@ def what_was_learned(client: SearchClient) -> LearnedFacts:
         rows = store.rows(
             "SELECT query, document, coalesce(title, ''), count(*), max(clicks.time) FROM clicks JOIN impressions ON "
             "impressions.id = impression JOIN documents ON documents.id = document WHERE NOT bounced AND terms != x'' "
-            "GROUP BY terms, document ORDER BY max(clicks.time) DESC"
+            "AND impression > ? GROUP BY terms, document ORDER BY max(clicks.time) DESC",
+            since := store.setting("remember_after", 0),
         )
-        counts = winners(store, "trial = ? AND state = 'closed'", ENGINE)
+        counts = winners(store, "trial IN (?, ?) AND state = 'closed'", ENGINE, FORGETFUL)
         return LearnedFacts(
             status.searches,
             status.clicks,
@@ -188,6 +190,7 @@ def what_was_learned(client: SearchClient) -> LearnedFacts:
             against_engine(store),
             counts[Team.OLD],
             counts[Team.NEW],
+            bool(since),
         )
 
 

@@ -31,7 +31,7 @@ from fedrank.search.results import PAGE_SIZE, Filters, Sort
 from fedrank.search.settings import SearchSettings
 from fedrank.search.sharing import Sharing
 from fedrank.search.store import Store, marks
-from fedrank.search.trial import Trials
+from fedrank.search.trial import FORGETFUL, Trials
 
 UNRECORDED = 1 << 50  # larger ids are lists in memory only
 MAX_UNRECORDED = 200
@@ -170,8 +170,9 @@ class ResultLists:
                 shown = np.arange(len(raw))[:PAGE_SIZE]
         elif self.rows.fast(query.time):
             kind = "fast"
-        elif (other := self.trials.opponent(number)) is not None:
-            mixed = self.trials.mixed(scores, self.rows.scores(other.weights, raw, lifts), number)
+        elif (other := self.trials.opponent(number, bool(lifts.any()))) is not None:
+            new = self.rows.scores(other.weights, raw, None if other.id == FORGETFUL else lifts)
+            mixed = self.trials.mixed(scores, new, number)
             kind, shown, teams = "interleaved", mixed.shown, mixed.team
         elif self._explores and len(raw):
             kind = "pdgd"

@@ -2,8 +2,8 @@
 
 This is a fixed rule next to the model. A document's score rises by 6 c / (c + 1), where c sums the user's clicks on it,
 each times the likeness of its query to the present one: the share of idf that the words of both queries have in common
-(Jaccard), 0 if it is below one half. Clicks are read from the store at every search, so a forgotten or bounced click
-has no effect.
+(Jaccard), 0 if it is below LEAST: at one half, clicks for other needs displaced the right answer after 1,000 searches.
+Clicks are read from the store at every search, so a forgotten or bounced click has no effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedrank.data.live_features import QueryTerms, WordStatistics
 from fedrank.search.store import Store, marks
 
 LIFT = 6.0  # limit of the addition to a score, in standard deviations of the engine's score within a list
-LEAST = 0.5  # likeness of queries below which a click says nothing
+LEAST = 0.7  # likeness of queries below which a click says nothing
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EarlierClicks:
     query: str  # as it was last written
     time: float  # of the last click
     clicks: int
-    likeness: float  # of its words to those of the present query, 0.5 .. 1
+    likeness: float  # of its words to those of the present query, LEAST .. 1
 
 
 class ClickMemory:
@@ -53,9 +53,9 @@ class ClickMemory:
         """The earlier clicks that lift these documents, the most similar queries first; `before`: an impression."""
         rows: list[Any] = self.store.rows(
             "SELECT document, terms, query, max(clicks.time), count(*) FROM clicks JOIN impressions ON id = impression "
-            f"WHERE document IN ({marks(documents)}) AND NOT bounced AND (? IS NULL OR impression < ?) "
-            "GROUP BY document, terms",
-            *documents, before, before,
+            f"WHERE document IN ({marks(documents)}) AND NOT bounced AND impression > ? AND (? IS NULL OR impression < "
+            "?) GROUP BY document, terms",
+            *documents, self.store.setting("remember_after", 0), before, before,
         )  # fmt: skip
         like = likeness(terms, [row[1] for row in rows], self.store.statistics())
         found = [

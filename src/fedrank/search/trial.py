@@ -6,8 +6,9 @@
     draft:  rankings of both models are interleaved, and clicks decide
 
 The engine's order stays an opponent of every model in use: a tenth of the lists interleave both, and the model is given
-up if the engine wins. Decisions use only counts. They are computed from the database each time, so they are correct
-after a crash or a deletion.
+up if the engine wins. Where the memory of clicks moves results, the opponent is the same model without it instead, in
+one of 25 such lists; if that wins, earlier clicks no longer count. Decisions use only counts. They are computed from
+the database each time, so they are correct after a crash or a deletion.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ CLIP = 10.0  # largest weight of a recorded search
 FEWEST = 30  # recorded searches below which a replay says nothing
 CERTAIN = 1.96  # standard errors on either side of a replay's interval
 SHARE = 0.1  # of searches whose lists are interleaved with the engine's order
-ENGINE = -1  # as the other model of an interleaved list
+MEMORY_SHARE = 0.04  # of searches in which memory moves results, interleaved with lists without it; these cost more
+ENGINE, FORGETFUL = -1, -2  # as the other model of an interleaved list; the latter is the one in use without memory
 OWN_SEARCHES = 200  # that own learning needs before its model is tried
 WORSE = "worse than the engine"
 Phase = Literal["", "replay", "draft"]
@@ -196,15 +198,20 @@ class Trials:
         (weights,) = self.store.one("SELECT weights FROM models WHERE id = ?", id)
         return OtherModel(id, phase, np.frombuffer(weights, "<f8").copy())
 
-    def opponent(self, number: int) -> OtherModel | None:
-        """The model that search `number` interleaves: the one on trial, or in a small share of searches the engine."""
+    def opponent(self, number: int, remembers: bool = False) -> OtherModel | None:
+        """The model that search `number` interleaves: the one on trial, or in a small share of searches the engine.
+
+        If the memory of clicks moves results of this search, it is the model in use, to be used without memory.
+        """
         model = self.on_trial()
         if model is not None:
             return model if model.phase == "draft" else None
-        if rng_for(self._chance, "opponent", number).random() >= SHARE:
+        if rng_for(self._chance, "opponent", number).random() >= (MEMORY_SHARE if remembers else SHARE):
             return None
-        weights = self.rows.features.start()
-        return None if np.array_equal(self.rows.model()[1], weights) else OtherModel(ENGINE, "", weights)
+        weights, used = self.rows.features.start(), self.rows.model()[1]
+        if remembers:
+            return OtherModel(FORGETFUL, "", used)
+        return None if np.array_equal(used, weights) else OtherModel(ENGINE, "", weights)
 
     def mixed(self, scores: Scores, new: Scores, number: int) -> Draft:
         """An interleaved list of the model in use and another one."""
@@ -220,10 +227,12 @@ class Trials:
 
         `closed` are the impressions that were closed since the last call.
         """
-        if self.store.count(
-            f"SELECT count(*) FROM impressions WHERE trial = {ENGINE} AND id IN ({marks(closed)})", *closed
-        ):
+        compared = self.store.rows(f"SELECT DISTINCT trial FROM impressions WHERE id IN ({marks(closed)})", *closed)
+        if (ENGINE,) in compared:
             self._compare_with_engine()
+        if (FORGETFUL,) in compared and GATE.verdict(*self.against_memory()) == "adopt":
+            with self.store.writing():
+                self.store.set(remember_after=self._last())
         model = self.on_trial()
         if model is None:
             return
@@ -261,6 +270,13 @@ class Trials:
     def against_engine(self, model: int) -> tuple[int, int]:
         """(wins, losses) of the engine against a model while it was in use."""
         counts = winners(self.store, "trial = ? AND model = ? AND state = 'closed'", ENGINE, model)
+        return counts[Team.NEW], counts[Team.OLD]
+
+    def against_memory(self) -> tuple[int, int]:
+        """(wins, losses) of lists without the memory of clicks, since it began or was given up."""
+        counts = winners(
+            self.store, "trial = ? AND id > ? AND state = 'closed'", FORGETFUL, self.store.setting("remember_after", 0)
+        )
         return counts[Team.NEW], counts[Team.OLD]
 
     def try_own(self) -> None:
