@@ -456,7 +456,7 @@ COMMANDS = [
     ["engine", "trial", "plan"], ["engine", "trial", "read"], ["engine", "trial", "decide"],
     ["engine", "trial", "show"], ["engine", "trial", "adopt"], ["engine", "trial", "rollback"],
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
-    ["search", "export"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
+    ["search", "mcp"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
     ["rerank", "serve"], ["rerank", "key"], ["rerank", "status"], ["rerank", "forget"], ["rerank", "mcp"],
 ]  # fmt: skip
 PLUG_INS = [["papers", "list"], ["papers", "run"], ["papers", "report"]]

@@ -52,6 +52,7 @@ RENAMED = {
     "deploy unlearn": "`deploy forget`",
     "trial": "`engine trial`",
     "search demo": "`search serve --demo`",
+    "search export": "`search status --ubi FOLDER`",
     "methods place": "`methods placement`",
     "methods user": "`methods click-model`",
     "data build --least": "`data build --min-interactions`",

@@ -134,12 +134,12 @@ def rerank_mcp(
     folder: Folder = None,
 ) -> None:
     """Serve the tools `rerank` and `feedback` to an agent (Model Context Protocol)."""
-    from fedrank.search.rerank.mcp import make_mcp
+    from fedrank.search.mcp import rerank_tools
 
     if address is not None and _host_and_port(address)[0] not in LOCAL:
         raise ValueError(f"--address must be on this machine, such as {ADDRESS} (got {address!r}); there is no API key")
     with _tenants(folder).reranker(tenant) as reranker:
-        server = make_mcp(reranker)
+        server = rerank_tools(reranker)
         if address is None:
             server.run("stdio")
         else:
