@@ -27,11 +27,13 @@ Folder = Annotated[
 Tenant = Annotated[str, typer.Argument(help="Name of a tenant: small letters, digits and '-'.")]
 
 
-def _tenants(folder: Path | None, refits: bool = True) -> Tenants:
+def _tenants(folder: Path | None, refits: bool = True, scorer: str | None = None) -> Tenants:
     from fedrank.search.folders import default_folder
+    from fedrank.search.rerank.scorer import Scorer
     from fedrank.search.rerank.tenants import Tenants
 
-    return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits)
+    model = None if scorer is None else Scorer(scorer)
+    return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits, model)
 
 
 def _known(tenants: Tenants, tenant: str) -> Tenants:
@@ -57,6 +59,12 @@ def rerank_serve(
     refits: Annotated[
         bool, typer.Option("--refits/--no-refits", help="Fit weights to the caller's own signals.")
     ] = True,
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own model: the URL of a rerank server, or a command that answers each line of JSON with one."
+        ),
+    ] = None,
     browser: Browser = True,
     folder: Folder = None,
 ) -> None:
@@ -68,7 +76,7 @@ def rerank_serve(
         open_page(link, browser, "stops the server")
 
     host, port = _host_and_port(address)
-    tenants = _tenants(folder, refits)
+    tenants = _tenants(folder, refits, scorer)
     if not tenants.names():
         print_note("there is no API key yet; `fedrank rerank key NAME` creates one, also while the server runs")
     try:

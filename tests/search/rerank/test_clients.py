@@ -1,5 +1,6 @@
 """Clients that people use, against a real server; every request must go to the configured address."""
 
+import asyncio
 import contextlib
 import gc
 import socket
@@ -96,6 +97,22 @@ def test_llama_index(server, only_here):
     found = reranker.postprocess_nodes(nodes, query_str="asthma inhaler")
     assert len(found) == 2
     assert all(0 < node.score < 1 for node in found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightrag(server, only_here):
+    lightrag = pytest.importorskip("lightrag.rerank", reason="package: lightrag-hku is not installed")
+    address, key, tenants = server
+    asked = lightrag.cohere_rerank(
+        "asthma inhaler", TEXTS, top_n=2, api_key=key, base_url=f"{address}/v2/rerank",
+        extra_body={"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"},
+    )  # fmt: skip
+    found = asyncio.run(asked)
+    assert len(found) == 2
+    assert all(0 < row["relevance_score"] < 1 for row in found)
+    reranker = tenants.reranker("shop")
+    id = reranker.feedback(query="asthma inhaler", documents=TEXTS, events={found[0]["index"]: "cited"})
+    assert "vector" in reranker._store.request(id).names
 
 
 def test_health_and_an_address_in_use(server):

@@ -27,6 +27,7 @@ from fedrank.files import locked
 from fedrank.search.rerank import learning
 from fedrank.search.rerank.memory import UseMemory
 from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, Words, describe
+from fedrank.search.rerank.scorer import NAME, Scorer
 from fedrank.search.rerank.store import DAY, Request, RerankError, RerankStore, StoredModel, folder_key
 from fedrank.search.rerank.trial import (
     LEVEL,
@@ -109,12 +110,14 @@ class Reranker:
         opponent: float = OPPONENT,
         keep_days: float = KEEP_DAYS,
         language: str = "english",
+        scorer: Scorer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the folder of a tenant; it is created, readable by its owner only, if it does not exist.
 
         With `refits`, weights are fitted to feedback and tried on half of the requests. `opponent` is the share of
-        requests that keep the caller's order. Requests and feedback older than `keep_days` are deleted.
+        requests that keep the caller's order. Requests and feedback older than `keep_days` are deleted. The scores of
+        a `scorer` are one more signal, called model, which counts after feedback has shown what it is worth.
         """
         if not 0.01 <= opponent <= 0.5:
             raise ValueError(f"opponent must be from 0.01 to 0.5 (got {opponent})")
@@ -122,6 +125,7 @@ class Reranker:
             raise ValueError(f"keep_days must be above 0 (got {keep_days})")
         self.folder = Path(folder).expanduser()
         self._clock, self._refits, self._opponent, self._keep_days = clock, refits, opponent, keep_days
+        self._scorer = scorer
         with contextlib.ExitStack() as closing:
             self._hasher = Hasher(folder_key(self.folder), language)
             closing.enter_context(locked(self.folder / "rerank.lock", f"the reranker in {self.folder}"))
@@ -175,9 +179,13 @@ class Reranker:
         similarity, a date, a source's reliability. They count after feedback has shown what they are worth.
         """
         top = self._check(query, documents, top_n)
-        columns = _signals(signals, len(documents))
         if not documents:
             return Ranking(secrets.token_urlsafe(12), ())
+        if self._scorer is not None:
+            if NAME in (signals or {}):
+                raise RerankError(f"the signal {NAME} is that of the server's own model; use another name")
+            signals = {**(signals or {}), NAME: self._scorer(query, documents)}  # before the turn: it may take long
+        columns = _signals(signals, len(documents))
         with self._turn:
             now = self._clock()
             number, arm, extra = self._number, *self._draw()
