@@ -445,7 +445,7 @@ COMMANDS = [
     ["model", "score"], ["model", "evaluate"], ["model", "export"], ["model", "estimate"],
     ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
     ["privacy", "show"], ["privacy", "plan"], ["privacy", "audit"], ["privacy", "impact"],
-    ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"], ["privacy", "ledger", "upgrade"],
+    ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"],
     ["forget", "client"], ["forget", "person"], ["forget", "expired"],
     ["silo", "sketch"], ["silo", "describe"], ["silo", "update"],
     ["deploy", "init"], ["deploy", "invite"], ["deploy", "join"], ["deploy", "approve"], ["deploy", "renew"],
@@ -458,6 +458,7 @@ COMMANDS = [
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
     ["search", "mcp"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
     ["rerank", "serve"], ["rerank", "key"], ["rerank", "status"], ["rerank", "forget"], ["rerank", "mcp"],
+    ["rerank", "join"],
 ]  # fmt: skip
 PLUG_INS = [["papers", "list"], ["papers", "run"], ["papers", "report"]]
 

@@ -23,6 +23,7 @@ RENAMED = {
     "evaluate": "`model evaluate`",
     "export": "`model export`",
     "estimate": "`model estimate`",
+    "privacy ledger upgrade": "`privacy ledger show HOME --upgrade`",
     "privacy SPEC": "`privacy show SPEC`",
     "audit": "`privacy audit`",
     "impact": "`privacy impact`",

@@ -132,6 +132,32 @@ def rerank_forget(
     print_line(f"{count:,} requests deleted or changed")
 
 
+@rerank_app.command(
+    "join",
+    epilog="Examples:  fedrank rerank join shop --log feedback  ·  after the run:  fedrank rerank join shop --model "
+    "site/models/ranker/model.json",
+)
+def rerank_join(
+    tenant: Tenant,
+    log: Annotated[Path | None, typer.Option(help="New folder for the feedback, for `log` in a site.toml.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Model of the federation to try on random requests.")] = None,
+    folder: Folder = None,
+) -> None:
+    """Learn with other tenants or companies through `fedrank deploy`. Stop the server first."""
+    from fedrank.search.rerank.joining import try_model, write_log
+
+    if (log is None) == (model is None):
+        raise ValueError("give either --log, to write the feedback, or --model, to try a model")
+    with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
+        if log is not None:
+            made = write_log(reranker, log)
+            print_line(f"{log}: {len(made):,} requests of {len(made.users):,} people")
+            print_line(f'In the spec: [data] features = "{made.facts["settings"]["features"]}"')
+        elif model is not None:
+            try_model(reranker, model)
+            print_line("The model is on trial: half of the requests use it until there is a decision.")
+
+
 @rerank_app.command("mcp", epilog="Example:  fedrank rerank mcp agent")
 def rerank_mcp(
     tenant: Tenant = "agent",

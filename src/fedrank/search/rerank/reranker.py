@@ -412,6 +412,31 @@ class Reranker:
             examples.append(learning.Example(table, one.memory.astype(np.float64), used, unused, weight, query))
         return names, examples
 
+    def lists_with_feedback(self) -> list[tuple[Request, bytes | None, set[int]]]:
+        """Requests with feedback, in their order: the keyed hash of the person if known, and the documents used."""
+        with self._turn:
+            persons = dict(self._store.db.execute("SELECT id, person FROM requests WHERE person IS NOT NULL"))
+            given = list(self._store.requests("WHERE id IN (SELECT request FROM feedback) ORDER BY number"))
+            labels = [self._labels(one) for one in given]
+            used = [{index for index, label in some.items() if label} for some in labels]
+            return [(one, persons.get(one.id), some) for one, some in zip(given, used, strict=True)]
+
+    def try_weights(self, weights: Mapping[str, float], note: str) -> float:
+        """Try weights from elsewhere on random requests if they predict the feedback here significantly better.
+
+        Returns by how many standard errors they do; NaN if that is unknown. They replace weights that are on trial.
+        """
+        with self._turn:
+            names, examples = self._examples()
+            gain = learning.gain_of(weights, names, examples)
+            if gain > learning.SIGNIFICANT:
+                with self._store.writing():
+                    if self._trial is not None:
+                        self._store.move_model(self._trial.id, "replaced", self._trial.note)
+                    self._store.add_model(dict(weights), self._with_feedback, "on trial", note, self._clock())
+                self._trial = next(iter(self._store.models("on trial")), None)
+            return gain
+
     def _end_trial(self, adopt: bool, requests: int) -> None:
         assert self._trial is not None
         verdict = "did not do worse" if adopt else "did worse"
