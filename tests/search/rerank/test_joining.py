@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedrank as fr
 from fedrank.cli import main
 from fedrank.data.feature_sets import feature_facts
 from fedrank.deploy import site_calls
@@ -20,7 +21,7 @@ from fedrank.deploy.make_plans import plan_runs
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.population import Population
 from fedrank.search.rerank import Reranker
-from fedrank.search.rerank.joining import TENANT, write_log
+from fedrank.search.rerank.joining import TENANT, try_model, write_log
 from fedrank.search.rerank.passages import OWN
 from fedrank.search.rerank.store import RerankError
 from tests.deploy.commands import CommandFederation
@@ -116,6 +117,16 @@ def test_nothing_to_write_and_models_that_do_not_fit(tmp_path, fedrank):
         with pytest.raises(RerankError, match="no request with feedback yet"):
             write_log(reranker, tmp_path / "log")
         assert not (tmp_path / "log").exists()
+        for names, how, message in (
+            ((*OWN, "own"), "none", "not enough feedback to compare"),
+            ((*OWN, "own"), "query", "is not a model of the features rerank-1"),
+            (("bm25", "rank", "centroid", "own"), "none", "is not a model of the features rerank-1"),
+        ):
+            model = fr.Model(fr.rankers.Linear(), np.ones(4), features=4, normalised=how, feature_names=names)
+            fr.save_model(model, tmp_path / "model.json")
+            with pytest.raises(RerankError, match=message):
+                try_model(reranker, tmp_path / "model.json")
+        assert reranker.status().on_trial is None
     code, _, err = fedrank("rerank", "join", "shop", "--folder", tmp_path)
     assert (code, "give either --log" in err) == (2, True)
 
@@ -162,8 +173,3 @@ def test_three_tenants_learn_together(tmp_path, fedrank, monkeypatch):
         assert told["mode"] == "start"
     code, _, err = fedrank("rerank", "join", made.names[2], "--model", received[made.names[2]], *server)
     assert (code, "does not predict the tenant's own feedback" in err) == (2, True)
-    wrong = json.loads(received[made.names[0]].read_text())
-    wrong["feature_names"][0] = "other"
-    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
-    code, _, err = fedrank("rerank", "join", made.names[0], "--model", tmp_path / "wrong.json", *server)
-    assert (code, "is not a model of the features rerank-1" in err) == (2, True)
