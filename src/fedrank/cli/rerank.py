@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.shared import AsJson, Browser, open_page, print_json, print_line, print_note
+from fedrank.files import Locked
 from fedrank.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -97,8 +98,11 @@ def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None
     """Show what a tenant's reranker has learned, and how it compares with the caller's order."""
     from fedrank.search.rerank.page import MEANINGS, MODES, compared, names
 
-    with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
-        status = reranker.status()
+    try:
+        with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
+            status = reranker.status()
+    except Locked as problem:
+        raise Locked(f"{problem}; while a server runs, its page shows the status") from None
     if as_json:
         print_json(asdict(status))
         return

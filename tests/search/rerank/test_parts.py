@@ -117,6 +117,7 @@ def test_a_query_without_words():
 def test_hashes_depend_on_the_key_and_on_lengths():
     one, other = Hasher(KEY), Hasher(b"o" * 32)
     assert set(one.query("asthma inhaler")).isdisjoint(other.query("asthma inhaler"))
+    assert one.query("inhaler with steroid, what to do?").tolist() == one.query("a steroid inhaler").tolist()
     assert one.digest("a", "b") != one.digest("ab", "")
     assert one.digest("a") != other.digest("a")
 
