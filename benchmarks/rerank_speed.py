@@ -3,7 +3,7 @@
     python -m benchmarks.rerank_speed [--requests 200]
 
 CPU time of the process, which excludes other programs; over HTTP wall time, and the CPU time of the server, which is a
-process of its own. Cached: the same passages again. Cold: passages that were never seen. For comparison, the same
+separate process. Cached: the same passages again. Cold: passages that were never seen. For comparison, the same
 passages scored by bm25s, index included.
 """
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def over_http(folder: Path, query: str, lists: list[list[str]], count: int) -> None:
-    """Requests to a server in a process of its own: wall time, its CPU time, and its memory with many tenants."""
+    """Requests to a server in a separate process: wall time, its CPU time, and its memory with many tenants."""
     tenants = Tenants(folder)
     keys = [tenants.add_key(f"tenant-{number}") for number in range(TENANTS)]
     tenants.close()

@@ -51,7 +51,7 @@ def search_tools(agents: AgentSearch) -> Any:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Problems that the agent or the user can solve are told to the agent; the SDK hides the texts of all others."""
+    """Report problems that the agent or the user can solve to the agent; the SDK hides the texts of all others."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:
