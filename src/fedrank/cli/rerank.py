@@ -30,10 +30,10 @@ Tenant = Annotated[str, typer.Argument(help="Name of a tenant: small letters, di
 
 def _tenants(folder: Path | None, refits: bool = True, scorer: str | None = None) -> Tenants:
     from fedrank.search.folders import default_folder
-    from fedrank.search.rerank.scorer import Scorer
+    from fedrank.search.rerank.scorer import ModelScorer
     from fedrank.search.rerank.tenants import Tenants
 
-    model = None if scorer is None else Scorer(scorer)
+    model = None if scorer is None else ModelScorer(scorer)
     return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits, model)
 
 

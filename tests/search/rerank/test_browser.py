@@ -17,6 +17,7 @@ from tests import browser, needs
 
 pytest.importorskip("playwright.sync_api", reason="package: playwright is not installed")
 pytestmark = [pytest.mark.browser, needs.browser]
+TWO_DAYS_AGO = -2 * 86_400.0  # later than what the retention period deletes
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 TEXTS = [EVIL, *(f"passage {number} about rain and a long river" for number in range(7))]
 
@@ -34,7 +35,7 @@ def use(reranker: Reranker, now: list[float], requests: int) -> None:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Tenants]]:
     """A served page with a tenant that has learned, one on trial with hostile names, and a new one."""
-    folder, now = tmp_path_factory.mktemp("rerank"), [time.time() - 2 * 86_400]
+    folder, now = tmp_path_factory.mktemp("rerank"), [time.time() + TWO_DAYS_AGO]
     for name, requests in (("shop", 120), ("library", 3)):
         path = folder / "tenants" / name
         path.mkdir(parents=True)

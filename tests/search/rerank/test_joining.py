@@ -26,6 +26,7 @@ from fedrank.search.rerank.passages import OWN
 from fedrank.search.rerank.store import RerankError
 from tests.deploy.commands import CommandFederation
 
+TWO_DAYS_AGO = -2 * 86_400.0  # later than what the retention period deletes
 SPEC = """\
 rounds = 4
 [data]
@@ -65,7 +66,7 @@ accept = "listed"
 
 def use(folder: Path, seed: int, requests: int = 120, useful: bool = True) -> None:
     """Twenty people and some without a name use the passages with the largest signal, if it is useful."""
-    rng, now = np.random.default_rng(seed), [time.time() - 2 * 86_400]
+    rng, now = np.random.default_rng(seed), [time.time() + TWO_DAYS_AGO]
     folder.mkdir(parents=True)
     (folder / "rerank.key").write_bytes(bytes([seed]) * 32)
     with Reranker(folder, refits=False, clock=lambda: now[0]) as reranker:

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import Path
 import pytest
 from scipy.optimize import minimize
 

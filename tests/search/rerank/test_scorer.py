@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from fedrank.search.rerank import Reranker, Scorer
+from fedrank.search.rerank import ModelScorer, Reranker
 from fedrank.search.rerank.scorer import MAX_ANSWER
 from fedrank.search.rerank.store import RerankError
 
@@ -17,7 +17,7 @@ NOTHING = [None, None, None]
 
 
 def test_a_function_is_a_signal(tmp_path):
-    with Reranker(tmp_path / "t", scorer=Scorer(lambda query, texts: [len(text) for text in texts])) as reranker:
+    with Reranker(tmp_path / "t", scorer=ModelScorer(lambda query, texts: [len(text) for text in texts])) as reranker:
         answer = reranker.rerank("inhaler", TEXTS, signals={"own": [1, 2, 3]})
         assert answer.missing == {}
         assert reranker._store.request(answer.id).names == ("rank", "bm25", "centroid", "own", "model")
@@ -38,8 +38,8 @@ def test_a_function_is_a_signal(tmp_path):
     ],
 )
 def test_what_is_not_a_score_is_missing(tmp_path, score, expected):
-    assert Scorer(score)("q", TEXTS) == expected
-    with Reranker(tmp_path / "t", scorer=Scorer(score)) as reranker:
+    assert ModelScorer(score)("q", TEXTS) == expected
+    with Reranker(tmp_path / "t", scorer=ModelScorer(score)) as reranker:
         answer = reranker.rerank("inhaler", TEXTS)
         assert len(answer.results) == 3
         assert answer.missing == {"model": expected.count(None)}
@@ -53,7 +53,7 @@ def test_a_late_model_is_not_waited_for_and_not_asked_twice():
         go.wait(20)
         return [1.0] * len(texts)
 
-    scorer = Scorer(slow, seconds=0.2)
+    scorer = ModelScorer(slow, seconds=0.2)
     assert scorer("first", TEXTS) == NOTHING
     assert scorer("second", TEXTS) == NOTHING
     assert asked == ["first"]
@@ -66,7 +66,7 @@ def test_a_late_model_is_not_waited_for_and_not_asked_twice():
 @pytest.mark.parametrize("wrong", [{"model": ""}, {"model": "x", "seconds": 0}, {"model": "x", "seconds": 61}])
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
-        Scorer(**wrong)
+        ModelScorer(**wrong)
 
 
 @pytest.fixture
@@ -109,10 +109,10 @@ def test_a_server(address, monkeypatch):
     where, asked = address
     expected = {"/scores": [1.0, 2.0, None], "/rerank": [0.1, None, 0.9]}
     for path in ("/scores", "/rerank", "/outside", "/long", "/text", "/list", "/moved", "/nothing"):
-        assert Scorer(where + path, seconds=20)("q", TEXTS) == expected.get(path, NOTHING)
+        assert ModelScorer(where + path, seconds=20)("q", TEXTS) == expected.get(path, NOTHING)
     assert asked[0] == ("/scores", {"model": "model", "query": "q", "documents": TEXTS})
     assert [path for path, _ in asked].count("/scores") == 1, "a redirection is not followed"
-    assert Scorer("http://127.0.0.1:9/none", seconds=5)("q", TEXTS) == NOTHING
+    assert ModelScorer("http://127.0.0.1:9/none", seconds=5)("q", TEXTS) == NOTHING
 
 
 @pytest.mark.process
@@ -126,7 +126,7 @@ def test_a_command_is_started_once_and_again_after_it_failed(tmp_path):
         "    if asked['query'] == 'wait': time.sleep(60)\n"
         "    print(json.dumps({'scores': [os.getpid()] * len(asked['documents'])}), flush=True)\n"
     )
-    scorer = Scorer(shlex.join([sys.executable, str(program)]), seconds=30)
+    scorer = ModelScorer(shlex.join([sys.executable, str(program)]), seconds=30)
     first, again = scorer("q", TEXTS), scorer("q", TEXTS)
     assert first == again
     assert None not in first
@@ -140,4 +140,4 @@ def test_a_command_is_started_once_and_again_after_it_failed(tmp_path):
     scorer._seconds = 30
     assert scorer("q", TEXTS) not in (NOTHING, second)
     scorer.close()
-    assert Scorer("/no/such/program")("q", TEXTS) == NOTHING
+    assert ModelScorer("/no/such/program")("q", TEXTS) == NOTHING

@@ -27,7 +27,7 @@ from fedrank.files import locked
 from fedrank.search.rerank import learning
 from fedrank.search.rerank.memory import UseMemory
 from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, Words, describe
-from fedrank.search.rerank.scorer import NAME, Scorer
+from fedrank.search.rerank.scorer import NAME, ModelScorer
 from fedrank.search.rerank.store import DAY, Request, RerankError, RerankStore, StoredModel, folder_key
 from fedrank.search.rerank.trial import (
     LEVEL,
@@ -110,7 +110,7 @@ class Reranker:
         opponent: float = OPPONENT,
         keep_days: float = KEEP_DAYS,
         language: str = "english",
-        scorer: Scorer | None = None,
+        scorer: ModelScorer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the folder of a tenant; it is created, readable by its owner only, if it does not exist.

@@ -26,7 +26,7 @@ MAX_ANSWER = 1 << 20  # bytes
 Score = Callable[[str, Sequence[str]], Sequence[float | None]]
 
 
-class Scorer:
+class ModelScorer:
     """Asks a model, one request after the other; while a late one is still computing, all scores are missing."""
 
     def __init__(self, model: Score | str, seconds: float = SECONDS) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedrank.files import parse_json, private_folder, read_bytes, write_atomic
 from fedrank.search.rerank.reranker import Reranker
-from fedrank.search.rerank.scorer import Scorer
+from fedrank.search.rerank.scorer import ModelScorer
 from fedrank.search.rerank.store import FILE, RerankError
 
 KEYS, TENANTS = "keys.json", "tenants"
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 class Tenants:
     """The folder of a server. A tenant's statistics, memory and model never touch those of another."""
 
-    def __init__(self, folder: Path, refits: bool = True, scorer: Scorer | None = None) -> None:
+    def __init__(self, folder: Path, refits: bool = True, scorer: ModelScorer | None = None) -> None:
         self.folder, self._refits, self._scorer = folder, refits, scorer
         self._open: dict[str, Reranker] = {}
         self._turn = threading.Lock()
