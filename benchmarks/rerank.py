@@ -1,6 +1,7 @@
 """Measure what the reranker gains over the caller's order, on judged collections with simulated readers.
 
     python -m benchmarks.rerank --out results [--seeds 1 2] [--only cranfield/vector/usual ...] [--check]
+    python -m benchmarks.rerank --out results --picture docs/rerank-gain.png
 
 Needs the text collections in FEDRANK_DATA. The caller sends 100 passages in its order: of BM25, of a vector search
 (latent semantic indexing with 150 dimensions), or of their reciprocal rank fusion. The reader sees 5, uses relevant
@@ -42,6 +43,8 @@ READERS = {  # probability to use a relevant passage, another one; an informativ
 LOOKS = (50, 200, 1_000)  # requests
 SENT, SEEN, NEEDS = 100, 5, 60
 ARMS = ("start", "memory", "refit", "product", "by hand")
+
+Results = defaultdict[tuple[str, str, str, str, str], dict[str, list[float]]]  # by caller, reader, look, part and arm
 
 
 class Callers:
@@ -191,13 +194,50 @@ def cell(name: str, caller: str, reader: str, seed: int, half: int) -> dict[str,
     return found
 
 
-def summary(values: list[list[float]]) -> str:
-    """The mean over collections of means over queries, with its 95 % interval."""
-    means = [np.mean(some) for some in values]
+def gain(values: list[list[float]]) -> tuple[float, float]:
+    """The mean over collections of means over queries, and half the width of its 95 % interval."""
     error = 1.96 * np.sqrt(sum(np.var(some, ddof=1) / len(some) for some in values)) / len(values)
-    return (
-        f"{np.mean(means):+.3f} [{np.mean(means) - error:+.3f}, {np.mean(means) + error:+.3f}] lowest {min(means):+.3f}"
-    )
+    return float(np.mean([np.mean(some) for some in values])), float(error)
+
+
+def summary(values: list[list[float]]) -> str:
+    mean, error = gain(values)
+    return f"{mean:+.3f} [{mean - error:+.3f}, {mean + error:+.3f}] lowest {min(map(np.mean, values)):+.3f}"
+
+
+def draw(results: Results, picture: Path) -> None:
+    """The gain of each kind of query by requests with feedback, for every caller; 0 requests are the start."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(CALLERS), figsize=(10.0, 3.6), dpi=120, sharey=True)
+    kinds = {
+        "similar words": ("similar", "product", "-"),
+        "the same query again": ("repeated", "product", "-"),
+        "new queries": ("unseen", "product", "-"),
+        "new queries, running average per document": ("unseen", "by hand", "--"),
+    }
+    names = {"bm25": "BM25", "vector": "vector search", "hybrid": "both fused"}
+    for axis, caller in zip(axes, CALLERS, strict=True):
+        for label, (part, arm, style) in kinds.items():
+            first = (0.0, 0.0)
+            if arm == "product":
+                first = gain(list(results[caller, "usual", str(LOOKS[0]), part, "start"].values()))
+            found = [gain(list(results[caller, "usual", str(look), part, arm].values())) for look in LOOKS]
+            means, errors = (np.array(column) for column in zip(first, *found, strict=True))
+            places = np.arange(len(means))
+            axis.plot(places, means, style, marker="o", markersize=3, label=label)
+            axis.fill_between(places, means - errors, means + errors, alpha=0.2)
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.set_xticks(range(len(LOOKS) + 1), ["0", *(f"{look:,}" for look in LOOKS)])
+        axis.set_xlabel("requests with feedback")
+        axis.set_title(f"caller: {names[caller]}", fontsize=10)
+    axes[0].set_ylabel("nDCG@10 minus the caller's order")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(picture, metadata={"Software": None})
 
 
 def main() -> None:
@@ -206,13 +246,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--only", nargs="*", help="collection/caller/reader")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--picture", type=Path, help="also draw the gain by requests")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     cells = [(name, caller, "usual") for name in COLLECTIONS for caller in CALLERS]
     cells += [(name, "vector", reader) for name in COLLECTIONS for reader in ("signal", "false", "random")]
-    results: defaultdict[tuple[str, str, str, str, str], dict[str, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    results: Results = defaultdict(lambda: defaultdict(list))
     for name, caller, reader in cells:
         if asked.only and f"{name}/{caller}/{reader}" not in asked.only:
             continue
@@ -226,6 +265,8 @@ def main() -> None:
                     for part, arms in table.items() if look != "state" else ():
                         for arm, values in arms.items():
                             results[caller, reader, look, part, arm][name] += values
+    if asked.picture is not None:
+        draw(results, asked.picture)
     failures = []
     for (caller, reader, look, part, arm), by_name in results.items():
         print(f"{caller:7} {reader:7} {look:>5} {part:9} {arm:8} {summary(list(by_name.values()))}")

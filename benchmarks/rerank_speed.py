@@ -2,17 +2,19 @@
 
     python -m benchmarks.rerank_speed [--requests 200]
 
-CPU time of the process, which excludes other programs; wall time over HTTP. Cached: the same passages
-again. Cold: passages that were never seen. For comparison, the same passages scored by bm25s, index included.
+CPU time of the process, which excludes other programs; over HTTP wall time, and the CPU time of the server, which is a
+separate process. Cached: the same passages again. Cold: passages that were never seen. For comparison, the same
+passages scored by bm25s, index included.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
@@ -26,7 +28,7 @@ from fedrank.search.rerank.serve import bound_to
 from fedrank.search.rerank.tenants import Tenants
 from fedrank.seeds import rng_for
 
-PASSAGES, WORDS, VOCABULARY, AT_ONCE = 100, 200, 20_000, 50
+PASSAGES, WORDS, VOCABULARY, AT_ONCE, TENANTS = 100, 200, 20_000, 50, 21
 
 
 def passages(rng: np.random.Generator) -> list[str]:
@@ -45,7 +47,7 @@ def timed(work: list, clock=time.process_time) -> np.ndarray:
 
 
 def line(name: str, milliseconds: np.ndarray) -> str:
-    return f"{name:34} p50 {np.quantile(milliseconds, 0.5):6.1f} ms   p95 {np.quantile(milliseconds, 0.95):6.1f} ms"
+    return f"{name:42} p50 {np.quantile(milliseconds, 0.5):6.1f} ms   p95 {np.quantile(milliseconds, 0.95):6.1f} ms"
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
             cached = timed([lambda: reranker.rerank(query, lists[-1], 10)] * count)
         print(line("cold, CPU", cold))
         print(line("cached, CPU", cached))
-        print(f"{'memory of a tenant':34} {(after - before) / 1e6:.1f} MB with {count * PASSAGES:,} passages")
+        print(f"{'memory of a tenant':42} {(after - before) / 1e6:.1f} MB with {count * PASSAGES:,} passages")
         import bm25s
 
         def outside(texts: list[str]) -> None:
@@ -73,27 +75,59 @@ def main() -> None:
             index.retrieve(bm25s.tokenize([query], show_progress=False), k=10, show_progress=False)
 
         print(line("bm25s on the same lists, CPU", timed([lambda texts=texts: outside(texts) for texts in lists])))
-        tenants = Tenants(Path(folder, "server"))
-        with bound_to("127.0.0.1", 0) as bound:
-            server = uvicorn.Server(uvicorn.Config(make_api(tenants), lifespan="off", log_level="critical"))
-            thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
-            thread.start()
-            address = f"http://127.0.0.1:{bound.getsockname()[1]}/v2/rerank"
-            headers = {"authorization": f"Bearer {tenants.add_key('one')}"}
-            body = {"query": query, "documents": lists[0], "top_n": 10}
-            with httpx.Client(headers=headers, timeout=60) as client:
+        over_http(Path(folder, "server"), query, lists, count)
 
-                def post() -> None:
-                    client.post(address, json=body).raise_for_status()
 
-                alone = timed([post] * count, time.perf_counter)
-                print(line("over HTTP, one at a time, wall", alone))
-                with ThreadPoolExecutor(AT_ONCE) as pool:
-                    together = list(pool.map(lambda _: timed([post], time.perf_counter)[0], range(4 * AT_ONCE)))
-                print(line(f"over HTTP, {AT_ONCE} at once, wall", np.array(together)))
-            server.should_exit = True
-            thread.join()
-        tenants.close()
+def over_http(folder: Path, query: str, lists: list[list[str]], count: int) -> None:
+    """Requests to a server in a separate process: wall time, its CPU time, and its memory with many tenants."""
+    tenants = Tenants(folder)
+    keys = [tenants.add_key(f"tenant-{number}") for number in range(TENANTS)]
+    tenants.close()
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, there), daemon=True)
+    child.start()
+    address, process = here.recv(), psutil.Process(child.pid)
+    with httpx.Client(timeout=600, limits=httpx.Limits(max_connections=AT_ONCE)) as client:
+
+        def post(texts: list[str], key: str = keys[0]) -> None:
+            body = {"query": query, "documents": texts, "top_n": 10}
+            client.post(address, json=body, headers={"authorization": f"Bearer {key}"}).raise_for_status()
+
+        def spent(name: str, milliseconds: np.ndarray, before: float) -> None:
+            times = process.cpu_times()
+            cpu = 1000 * (times.user + times.system - before) / len(milliseconds)
+            print(f"{line(name, milliseconds)}   mean CPU time of the server {cpu:.1f} ms")
+
+        def used() -> float:
+            return process.cpu_times().user + process.cpu_times().system
+
+        post(lists[0])
+        before = used()
+        spent(
+            "over HTTP, one at a time, cached, wall", timed([lambda: post(lists[0])] * count, time.perf_counter), before
+        )
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for name, some in (("cold", lists[1:]), ("cached", [lists[0]] * 4 * AT_ONCE)):
+                before = used()
+                together = list(pool.map(lambda texts: timed([lambda: post(texts)], time.perf_counter)[0], some))
+                spent(f"over HTTP, {AT_ONCE} at once, {name}, wall", np.array(together), before)
+        memory = process.memory_info().rss
+        for key in keys[1:]:
+            for texts in lists[:10]:
+                post(texts, key)
+        grown = (process.memory_info().rss - memory) / (TENANTS - 1) / 1e6
+        print(f"{'memory of a tenant, in a server':42} {grown:.1f} MB with {10 * PASSAGES:,} passages")
+    child.kill()
+    child.join()
+
+
+def serve(folder: Path, ready: Connection) -> None:
+    with bound_to("127.0.0.1", 0) as bound:
+        bound.listen(128)
+        ready.send(f"http://127.0.0.1:{bound.getsockname()[1]}/v2/rerank")
+        uvicorn.Server(uvicorn.Config(make_api(Tenants(folder)), lifespan="off", log_level="critical")).run(
+            sockets=[bound]
+        )
 
 
 if __name__ == "__main__":

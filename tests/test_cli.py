@@ -445,7 +445,7 @@ COMMANDS = [
     ["model", "score"], ["model", "evaluate"], ["model", "export"], ["model", "estimate"],
     ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
     ["privacy", "show"], ["privacy", "plan"], ["privacy", "audit"], ["privacy", "impact"],
-    ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"], ["privacy", "ledger", "upgrade"],
+    ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"],
     ["forget", "client"], ["forget", "person"], ["forget", "expired"],
     ["silo", "sketch"], ["silo", "describe"], ["silo", "update"],
     ["deploy", "init"], ["deploy", "invite"], ["deploy", "join"], ["deploy", "approve"], ["deploy", "renew"],
@@ -456,8 +456,9 @@ COMMANDS = [
     ["engine", "trial", "plan"], ["engine", "trial", "read"], ["engine", "trial", "decide"],
     ["engine", "trial", "show"], ["engine", "trial", "adopt"], ["engine", "trial", "rollback"],
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
-    ["search", "export"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
+    ["search", "mcp"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
     ["rerank", "serve"], ["rerank", "key"], ["rerank", "status"], ["rerank", "forget"], ["rerank", "mcp"],
+    ["rerank", "join"],
 ]  # fmt: skip
 PLUG_INS = [["papers", "list"], ["papers", "convert"], ["papers", "run"], ["papers", "report"]]
 

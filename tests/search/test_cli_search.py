@@ -58,7 +58,7 @@ def fedrank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    "words", [("status",), ("forget", "--query", "x"), ("learn", "off"), ("export", "--ubi", "out"), ("leave",)]
+    "words", [("status",), ("forget", "--query", "x"), ("learn", "off"), ("status", "--ubi", "out"), ("leave",)]
 )
 def test_a_mistyped_folder_is_an_error_and_is_not_made(
     fedrank: Command, tmp_path: Path, words: tuple[str, ...]
@@ -156,7 +156,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert fedrank("learn", "on")[0] == fedrank("learn", "reset")[0] == 0
     assert json.loads(fedrank("status", "--json")[1])["learned_from"] == 0
 
-    code, said, _ = fedrank("export", "--ubi", "out")
+    code, said, _ = fedrank("status", "--ubi", "out")
     assert code == 0
     queries = [json.loads(line) for line in Path("out/ubi_queries.jsonl").read_text().splitlines()]
     assert [one["user_query"] for one in queries] == ["river mills"] * 3
@@ -229,7 +229,7 @@ def test_forgetting_a_document_names_the_queries_that_stay(fedrank: Command) -> 
             "must be a day, such as 2026-01-31 (got 'yesterday'); nothing was deleted",
         ),
         (("status", "--why", "77"), "--why 77: no such search; use the number in the address of its results"),
-        (("status", "--why", "1", "--learned"), "give only one of --skipped, --learned and --why"),
+        (("status", "--why", "1", "--learned"), "give only one of --skipped, --learned, --why and --ubi"),
         (("forget", "--document", "77"), "no such document; nothing was deleted"),
         (("serve", "--demo", "--folder", "store"), "--demo uses the folder search-demo and cannot be combined"),
         (("learn", "maybe"), "must be on, weights, off or reset (got 'maybe'); nothing was changed"),
@@ -239,7 +239,7 @@ def test_forgetting_a_document_names_the_queries_that_stay(fedrank: Command) -> 
         (("index", "notes", "--language", "germn"), "unknown stemmer 'germn'; did you mean \"german\"?; use"),
         (("forget", "--query", "nonsense"), "--query 'nonsense': no search with this text; nothing was deleted"),
         (("leave",), "has not joined a federation, so there is nothing to leave"),
-        (("export", "--ubi", "notes/0.md"), "notes/0.md is a file; nothing was written; give a folder"),
+        (("status", "--ubi", "notes/0.md"), "notes/0.md is a file; nothing was written; give a folder"),
     ],
 )
 def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:

@@ -85,6 +85,8 @@ def test_a_folder_of_format_1_keeps_its_clicks_and_gets_the_start_weights(tmp_pa
             client.store.set(model=client.rows.new_model(0.0, "learned in format 1", np.full(34, 2.0)))
             client.store.db.execute("DROP INDEX impressions_with_features")
             client.store.db.execute("ALTER TABLE impressions DROP COLUMN memory")
+            client.store.db.execute("DROP TABLE agent_folders")
+            client.store.db.execute("DROP TABLE agent_searches")
             client.store.db.execute("PRAGMA user_version = 1")
         chance = client.store.setting("chance")
     for _ in range(2):  # once and again

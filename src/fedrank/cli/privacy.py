@@ -230,11 +230,21 @@ def ledger_show(
         list[Path],
         typer.Argument(help="Folders with ledgers: runs, or a population such as runs/populations/town."),
     ],
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Write the journal of sites from an earlier version, once, so they can send."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show each ledger, and the total budget if all of them belong to the same people."""
     from fedrank.experiments.report.privacy_output import about_ledgers
 
+    if upgrade:
+        from fedrank.deploy.heads import upgrade as write_journal
+
+        for folder in folders:
+            print_line(f"The journal of {folder} has {write_journal(folder):,} entries")
+        return
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}; give a folder of runs, or of a population")
@@ -284,15 +294,6 @@ def filter_updates(
     from fedrank.deploy.flare_filter import install
 
     print_file("Written", install(settings, kit), False)
-
-
-@ledger_app.command("upgrade", epilog="Example:  fedrank privacy ledger upgrade clinic-a")
-def ledger_upgrade(home: Annotated[Path, typer.Argument(help="Folder of a deployed site.")]) -> None:
-    """Write the journal of a site from an earlier version, once. Without it, such a site sends nothing."""
-    from fedrank.deploy.heads import upgrade
-
-    entries = upgrade(home)
-    print_line(f"The journal of {home} has {entries:,} entries")
 
 
 @ledger_app.command(

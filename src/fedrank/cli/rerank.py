@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.shared import AsJson, Browser, open_page, print_json, print_line, print_note
+from fedrank.files import Locked
 from fedrank.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ Folder = Annotated[
 Tenant = Annotated[str, typer.Argument(help="Name of a tenant: small letters, digits and '-'.")]
 
 
-def _tenants(folder: Path | None, refits: bool = True) -> Tenants:
+def _tenants(folder: Path | None, refits: bool = True, scorer: str | None = None) -> Tenants:
     from fedrank.search.folders import default_folder
+    from fedrank.search.rerank.scorer import ModelScorer
     from fedrank.search.rerank.tenants import Tenants
 
-    return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits)
+    model = None if scorer is None else ModelScorer(scorer)
+    return Tenants((folder or default_folder().with_name("rerank")).expanduser(), refits, model)
 
 
 def _known(tenants: Tenants, tenant: str) -> Tenants:
@@ -54,6 +57,12 @@ def rerank_serve(
     refits: Annotated[
         bool, typer.Option("--refits/--no-refits", help="Fit weights to the caller's own signals.")
     ] = True,
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own model: the URL of a rerank server, or a command that answers each line of JSON with one."
+        ),
+    ] = None,
     browser: Browser = True,
     folder: Folder = None,
 ) -> None:
@@ -65,7 +74,7 @@ def rerank_serve(
         open_page(link, browser, "stops the server")
 
     host, port = _host_and_port(address)
-    tenants = _tenants(folder, refits)
+    tenants = _tenants(folder, refits, scorer)
     if not tenants.names():
         print_note("there is no API key yet; `fedrank rerank key NAME` creates one, also while the server runs")
     try:
@@ -86,8 +95,11 @@ def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None
     """Show what a tenant's reranker has learned, and how it compares with the caller's order."""
     from fedrank.search.rerank.page import MEANINGS, MODES, compared, names
 
-    with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
-        status = reranker.status()
+    try:
+        with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
+            status = reranker.status()
+    except Locked as problem:
+        raise Locked(f"{problem}; while a server runs, its page shows the status") from None
     if as_json:
         print_json(asdict(status))
         return
@@ -121,6 +133,32 @@ def rerank_forget(
     print_line(f"{count:,} requests deleted or changed")
 
 
+@rerank_app.command(
+    "join",
+    epilog="Examples:  fedrank rerank join shop --log feedback  ·  after the run:  fedrank rerank join shop --model "
+    "site/models/ranker/model.json",
+)
+def rerank_join(
+    tenant: Tenant,
+    log: Annotated[Path | None, typer.Option(help="New folder for the feedback, for `log` in a site.toml.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Model of the federation to try on random requests.")] = None,
+    folder: Folder = None,
+) -> None:
+    """Learn with other tenants or companies through `fedrank deploy`. Stop the server first."""
+    from fedrank.search.rerank.joining import try_model, write_log
+
+    if (log is None) == (model is None):
+        raise ValueError("give either --log, to write the feedback, or --model, to try a model")
+    with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
+        if log is not None:
+            made = write_log(reranker, log)
+            print_line(f"{log}: {len(made):,} requests of {len(made.users):,} people")
+            print_line(f'In the spec: [data] features = "{made.facts["settings"]["features"]}"')
+        elif model is not None:
+            try_model(reranker, model)
+            print_line("The model is on trial: half of the requests use it until there is a decision.")
+
+
 @rerank_app.command("mcp", epilog="Example:  fedrank rerank mcp agent")
 def rerank_mcp(
     tenant: Tenant = "agent",
@@ -131,12 +169,12 @@ def rerank_mcp(
     folder: Folder = None,
 ) -> None:
     """Serve the tools `rerank` and `feedback` to an agent (Model Context Protocol)."""
-    from fedrank.search.rerank.mcp import make_mcp
+    from fedrank.search.mcp import rerank_tools
 
     if address is not None and _host_and_port(address)[0] not in LOCAL:
         raise ValueError(f"--address must be on this machine, such as {ADDRESS} (got {address!r}); there is no API key")
     with _tenants(folder).reranker(tenant) as reranker:
-        server = make_mcp(reranker)
+        server = rerank_tools(reranker)
         if address is None:
             server.run("stdio")
         else:

@@ -29,6 +29,7 @@ from fedrank.display import count_of
 from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
+    from fedrank.search.agents import AgentSearch
     from fedrank.search.client import SearchClient
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
@@ -136,7 +137,7 @@ def search_serve(
         print_line("Stopped; all answers are stored.")
 
 
-@search_app.command("status", epilog="Examples:  fedrank search status  ·  fedrank search status --json")
+@search_app.command("status", epilog="Examples:  fedrank search status  ·  fedrank search status --ubi my-searches")
 def search_status(
     skipped: Annotated[
         bool, typer.Option("--skipped", help="List the files that could not be indexed, with the reasons.")
@@ -148,13 +149,22 @@ def search_status(
         int | None,
         typer.Option(min=1, max=10**18, help="Explain the order of the search with this number, from its address."),
     ] = None,
+    ubi: Annotated[
+        Path | None,
+        typer.Option(help="Write all queries and clicks to this folder, in the format of User Behavior Insights 1.3."),
+    ] = None,
     as_json: AsJson = False,
     folder: Home = None,
 ) -> None:
     """Show documents, queries, clicks, the model, and all data that have left the device."""
-    if skipped + learned + (why is not None) > 1:
-        raise ValueError("give only one of --skipped, --learned and --why")
+    if skipped + learned + (why is not None) + (ubi is not None) > 1:
+        raise ValueError("give only one of --skipped, --learned, --why and --ubi")
     with _client(folder) as client:
+        if ubi is not None:
+            written = client.export_ubi(ubi)
+            print_line(f"{written.queries}: {written.searches:,} queries")
+            print_line(f"{written.events}: {written.clicks:,} clicks")
+            return
         if learned or why is not None:
             _print_learned(client, why, as_json)
             return
@@ -241,15 +251,46 @@ def search_learn(
     print_line(said[setting])
 
 
-@search_app.command("export", epilog="Example:  fedrank search export --ubi my-searches")
-def search_export(
-    ubi: Annotated[Path, typer.Option(help="Folder for ubi_queries.jsonl and ubi_events.jsonl.")], folder: Home = None
+@search_app.command(
+    "mcp",
+    epilog="Examples:  fedrank search mcp --allow ~/Documents/recipes  ·  in the settings of an agent:  fedrank search "
+    "mcp",
+)
+def search_mcp(
+    allow: Annotated[
+        list[Path] | None, typer.Option(help="Indexed folder or file that agents may search; may be repeated.")
+    ] = None,
+    revoke: Annotated[
+        list[Path] | None, typer.Option(help="Folder or file that agents may no longer search; may be repeated.")
+    ] = None,
+    log: Annotated[bool, typer.Option("--log", help="Show what agents may search, and what they asked.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete the log of what agents asked, and what was learned from it.")
+    ] = False,
+    as_json: AsJson = False,
+    folder: Home = None,
 ) -> None:
-    """Write all queries and clicks in the format of User Behavior Insights 1.3."""
+    """Serve the tools `search` and `feedback` to an agent over standard input, for the folders that you allow.
+
+    No folder is allowed at first. Every query is logged before its results leave (Model Context Protocol).
+    """
+    from fedrank.search.agents import AgentSearch
+
     with _client(folder) as client:
-        written = client.export_ubi(ubi)
-    print_line(f"{written.queries}: {written.searches:,} queries")
-    print_line(f"{written.events}: {written.clicks:,} clicks")
+        agents = AgentSearch(client)
+        for path in allow or []:
+            print_line(f"{path}: agents may search {count_of(agents.allow(path), 'document')}")
+        for path in revoke or []:
+            agents.revoke(path)
+            print_line(f"{path}: agents may no longer search it")
+        if forget:
+            print_line(f"{count_of(agents.forget(), 'search', 'searches')} of agents deleted")
+        if log:
+            _print_agents(agents, as_json)
+        if not (allow or revoke or forget or log):
+            from fedrank.search.mcp import search_tools
+
+            search_tools(agents).run("stdio")
 
 
 @search_app.command(
@@ -421,6 +462,21 @@ def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None
         print_line(f"{day(week.begins)}  {week.difference:+.3f}  {text_bar(week.difference, most)}")
     print_line(f"Lists that mixed both orders: {learned.wins:,} won by yours, {learned.losses:,} by the engine's")
     print_line("Forget all of this: fedrank search forget --learned")
+
+
+def _print_agents(agents: AgentSearch, as_json: bool) -> None:
+    from fedrank.search.render import moment
+
+    folders, asked = agents.folders(), agents.log()
+    if as_json:
+        print_json({"folders": folders, "searches": asked})
+        return
+    print_line(f"Agents may search: {', '.join(folders) or 'nothing'}")
+    for one in asked:
+        results = count_of(len(one.documents), "result")
+        print_line(f"{moment(one.time)}  {one.query}: {results}, {len(one.used):,} used")
+        for index in one.used:
+            print_line(f"    {one.documents[index] or 'removed since'}")
 
 
 def _print_indexed(done: Indexed) -> None:

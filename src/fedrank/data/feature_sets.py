@@ -27,10 +27,14 @@ from fedrank.types import Features, Scores
 
 ENGINE_WORDS = Tokeniser("english")  # candidates do not depend on the features
 Rows = NDArray[np.int64]
+# Features of a reranker (`search/rerank`), and the signals of its callers: "rerank-1:date,vector".
+_RERANK = re.compile(r"rerank-1(?::([a-z0-9_.-]+(?:,[a-z0-9_.-]+)*))?")
 
 
 def known_features(name: str) -> str:
     """Validate the name of a feature set for texts."""
+    if _RERANK.fullmatch(name):
+        return name
     if is_engine_set(name):
         EngineFeatures.named(name)
     elif name != LOG_103:
@@ -50,7 +54,7 @@ def default_normalisation(features: str) -> str:
     """live-1 is scaled by its constants and engine-1 by fixed ranges; the 103 log features are normalised per query."""
     if is_engine_set(features):
         return "global"
-    return "query" if features == LOG_103 else "none"
+    return "query" if features == LOG_103 else "none"  # those of a reranker are standardised within their list
 
 
 class FeatureFacts(NamedTuple):
@@ -66,6 +70,9 @@ def feature_facts(features: str) -> FeatureFacts:
     known_features(features)
     if is_engine_set(features):
         return FeatureFacts(ENGINE_1.names, "global", ENGINE_1.ranges)
+    if (rerank := _RERANK.fullmatch(features)) is not None:
+        signals = rerank[1].split(",") if rerank[1] else ()
+        return FeatureFacts(("rank", "bm25", "centroid", *signals), "none", None)
     return FeatureFacts(FEATURE_NAMES if features == LOG_103 else NAMES, "query", None)
 
 

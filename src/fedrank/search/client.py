@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedrank.files import locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import sharing, ubi
@@ -22,7 +25,7 @@ from fedrank.search.forgetting import (
     forget_searches,
 )
 from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_weights, warm_up
-from fedrank.search.index import Engine
+from fedrank.search.index import Candidacy, Engine
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists, raw_features, still_there
 from fedrank.search.readers import clean
@@ -161,18 +164,27 @@ class SearchClient:
 
         The web page redirects (303) to /results/ID and shows `shown(ID)`, so reloading creates no second impression.
         """
-        query = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
         with self.store.turn:
-            request = Query(query, self.features.query(query), filters or Filters(), sort, self._clock())
+            request = self.request(query, filters, sort)
             self._settle(request.time, searching=True)
-            self.engine.catch_up()
-            found = self.engine.candidates_for(self.features.engine_terms(query), request.filters, sort == "date")
-            found, rows = still_there(self.store, found)
-            raw = raw_features(
-                self.store, self.features, self.vectors.encoder, request.terms, query, found, rows, request.time
-            )
-            one = self.lists.add(request, found, raw)
+            one = self.lists.add(request, *self.candidates(request))
             return self.pages.page(one, 1, self.lists.clicks(one))
+
+    def request(self, query: str, filters: Filters | None = None, sort: Sort = "rank") -> Query:
+        """A query as it is searched, now."""
+        text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
+        return Query(text, self.features.query(text), filters or Filters(), sort, self._clock())
+
+    def candidates(self, request: Query, among: Sequence[int] | None = None) -> tuple[Candidacy, NDArray[np.float16]]:
+        """The engine's candidates, of these documents only if `among` is given, and their features."""
+        self.engine.catch_up()
+        terms = self.features.engine_terms(request.text)
+        found = self.engine.candidates_for(terms, request.filters, request.sort == "date", among)
+        found, rows = still_there(self.store, found)
+        raw = raw_features(
+            self.store, self.features, self.vectors.encoder, request.terms, request.text, found, rows, request.time
+        )
+        return found, raw
 
     def _settle(self, now: float, searching: bool) -> None:
         """Update the state of all impressions, learn from closed ones, and evaluate the model on trial."""

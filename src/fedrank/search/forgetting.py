@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet
@@ -14,18 +16,22 @@ MAX_QUERY_LENGTH = 2_000  # characters
 
 
 def forget_searches(store: Store, features: FeatureSet, query: str | None, since: int | None) -> ForgottenRows:
-    """Delete the searches with this text, or all searches since a time, and their clicks."""
+    """Delete the searches with this text, or all searches since a time, and their clicks; also those of agents."""
+    which: str
+    values: list[Any]
     if query is not None:
         text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
         key = features.query(text).key
-        ids = store.rows("SELECT id FROM impressions WHERE query = ? OR (terms = ? AND terms != x'')", text, key)
+        which, values = "query = ? OR (terms = ? AND terms != x'')", [text, key]
     else:
-        ids = store.rows("SELECT id FROM impressions WHERE time >= ?", since)
+        which, values = "time >= ?", [since]
+    ids = store.rows(f"SELECT id FROM impressions WHERE {which}", *values)
     with store.writing():
         clicks = _delete([id for (id,) in ids], store)
+        of_agents = store.db.execute(f"DELETE FROM agent_searches WHERE {which}", values).rowcount
         if since is not None:  # recent clicks in older impressions
             clicks += store.db.execute("DELETE FROM clicks WHERE time >= ?", (since,)).rowcount
-    return ForgottenRows(0, len(ids), clicks)
+    return ForgottenRows(0, len(ids) + of_agents, clicks)
 
 
 def forget_learned(store: Store) -> ForgottenRows:
@@ -33,8 +39,8 @@ def forget_learned(store: Store) -> ForgottenRows:
     searches, clicks = (store.count(f"SELECT count(*) FROM {table}") for table in ("impressions", "clicks"))
     used = store.setting("model")
     with store.writing():
-        store.db.execute("DELETE FROM clicks")
-        store.db.execute("DELETE FROM impressions")
+        for table in ("clicks", "impressions", "agent_searches"):
+            store.db.execute(f"DELETE FROM {table}")
         store.db.execute("DELETE FROM models WHERE origin NOT LIKE 'federation %' AND id != ?", (used,))
         store.db.execute(
             "DELETE FROM settings WHERE name = 'remember_after' OR (name = 'trial' AND value NOT IN (SELECT id FROM "
@@ -85,10 +91,11 @@ def forget_document(store: Store, document: int, searches: bool = False) -> Forg
             store.db.execute("DELETE FROM files WHERE id = ?", (file,))
             store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
         clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount
-        for id, candidates in store.rows("SELECT id, candidates FROM impressions WHERE instr(candidates, ?)", blob):
-            ids = np.frombuffer(candidates, "<i8").copy()
-            ids[ids == document] = 0
-            store.db.execute("UPDATE impressions SET candidates = ? WHERE id = ?", (ids.tobytes(), id))
+        for table, column in (("impressions", "candidates"), ("agent_searches", "documents")):
+            for id, listed_ids in store.rows(f"SELECT id, {column} FROM {table} WHERE instr({column}, ?)", blob):
+                ids = np.frombuffer(listed_ids, "<i8").copy()
+                ids[ids == document] = 0
+                store.db.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (ids.tobytes(), id))
     if searches:
         return ForgottenRows(1, len(listed), clicks + deleted)
     return ForgottenRows(1, 0, clicks, tuple(dict.fromkeys(query for _, query in listed)))

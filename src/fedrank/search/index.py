@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -190,8 +190,13 @@ class Engine:
             store.db.execute("DELETE FROM removed WHERE seq <= ?", (until,))
         self._reload()
 
-    def candidates_for(self, terms: Mapping[int, int], filters: Filters, by_date: bool) -> Candidacy:
-        """The best candidates for the stems of a query with their weights, or the newest if `by_date`."""
+    def candidates_for(
+        self, terms: Mapping[int, int], filters: Filters, by_date: bool, among: Sequence[int] | None = None
+    ) -> Candidacy:
+        """The best candidates for the stems of a query with their weights, or the newest if `by_date`.
+
+        With `among`, only these documents are candidates.
+        """
         query = self._tantivy.Query
         schema, occur = self._index.schema, self._tantivy.Occur
         words = [(stem, self._searcher.doc_freq("words", term(stem))) for stem in terms]
@@ -203,7 +208,7 @@ class Engine:
         wanted = query.boolean_query(
             [(occur.Should, part if often == 1 else query.boost_query(part, float(often))) for part, often in parts]
         )
-        limits = []
+        limits = [] if among is None else [query.term_set_query(schema, "id", list(among))]
         if filters.kind is not None:
             limits.append(query.term_query(schema, "kind", filters.kind, "basic"))
         if filters.since is not None or filters.before is not None:

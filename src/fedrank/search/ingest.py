@@ -50,7 +50,7 @@ def remember_roots(
     store: Store, paths: Iterable[str | os.PathLike[str]], bookmarks: Iterable[str | os.PathLike[str]] = ()
 ) -> None:
     """Add paths to those that are indexed; if one of them cannot be used, none is added."""
-    given = {"": [_resolved(path) for path in paths], "bookmarks": [_resolved(path) for path in bookmarks]}
+    given = {"": [absolute(path) for path in paths], "bookmarks": [absolute(path) for path in bookmarks]}
     for path in (*given[""], *given["bookmarks"]):
         if not path.exists():
             raise SearchError(f"{path} does not exist; nothing was indexed; check the path")
@@ -76,7 +76,7 @@ def remove_root(store: Store, path: str | os.PathLike[str]) -> int:
 
     It need not exist. The clicks on its documents stay, as for deleted files.
     """
-    resolved = _resolved(path)
+    resolved = absolute(path)
     roots = roots_of(store)
     found = next((root for root in roots if root.path == resolved), None)
     if found is None:
@@ -98,7 +98,7 @@ def _remove_files(store: Store, which: str, id: int) -> int:
     return removed
 
 
-def _resolved(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 

@@ -175,6 +175,12 @@ class BarScale:
             drawn.append(_rect(self.at(before) - 0.4, 0, 0.8, TALL, "before"))
         return _svg(drawn)
 
+    def interval(self, low: float, value: float, high: float) -> Markup:
+        """An interval with a mark at the estimate, and one at 0."""
+        left, right = self.at(low), self.at(high)
+        marks = [_rect(left, 3, max(right - left, 0.4), TALL - 6, "up"), _rect(self.at(0) - 0.15, 0, 0.3, TALL, "axis")]
+        return _svg([*marks, _rect(self.at(value) - 0.4, 1, 0.8, TALL - 2, "before")])
+
 
 def text_bar(value: float, most: float, width: int = 20) -> str:
     """A bar in a terminal, with its sign; `most` is the longest one.

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +82,20 @@ class ResultPages:
             results.append(Result(*about, before=before, heading=heading))
         return tuple(results)
 
+    def excerpts(
+        self, documents: Sequence[int], terms: QueryTerms, words: int, characters: int
+    ) -> list[dict[str, Any]]:
+        """Title, location, date and an excerpt of documents, as plain values."""
+        found = []
+        for id in documents:
+            title, where, date, blob = self.store.one(
+                "SELECT title, place, date, words FROM documents JOIN forward ON document = id WHERE id = ?", id
+            )
+            row = ForwardRow.unpack(zlib.decompress(blob))
+            text = snippet_of(self.store.text(id), row, terms, self.features, words, characters).text
+            found.append({"title": title[:MAX_TITLE], "where": where, "date": date, "text": text})
+        return found
+
     def listed(self, document: int) -> int:
         """The number of recorded searches that showed a document."""
         with self.store.turn:
@@ -109,8 +124,10 @@ def count_pages(one: Recorded) -> int:
     return -(-len(one.candidates) // PAGE_SIZE)
 
 
-def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet) -> Snippet:
-    """The earliest excerpt with the most distinct query words, with these words marked."""
+def snippet_of(
+    text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet, words: int = WORDS, most: int = CHARACTERS
+) -> Snippet:
+    """The earliest excerpt with the most distinct query words, with these words marked; `most`: characters."""
     body = row.words[row.title :]
     found = np.zeros(len(body), bool)
     for stem in terms.stems:
@@ -124,14 +141,14 @@ def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureS
             continue
         if number == first:
             start = word.start()
-        if number >= first + WORDS or (number > first and word.end() - start > CHARACTERS):
+        if number >= first + words or (number > first and word.end() - start > most):
             break
         end = word.end()
         spans.append(word.span())
     if number < first:  # the text was truncated, or its words are counted differently
         return Snippet(text[:200] + (_CUT[::-1] if len(text) > 200 else ""))
     wanted = set(terms.stems.tolist())
-    end = min(end, start + CHARACTERS)
+    end = min(end, start + most)
     before, behind = _CUT if first else "", _CUT[::-1] if _WORD.search(text, end) else ""
     shift = len(before) - start
     marked = tuple((a + shift, min(b, end) + shift) for a, b in spans if _stem(features, text[a:b]) in wanted)

@@ -23,7 +23,7 @@ from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
-VERSION = 2
+VERSION = 3
 APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
 _OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
@@ -81,6 +81,13 @@ CREATE TABLE sent (
     bytes INTEGER NOT NULL
 );
 """
+_AGENTS = """
+CREATE TABLE agent_folders (path BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE agent_searches (
+    id TEXT PRIMARY KEY, time REAL NOT NULL, query TEXT NOT NULL, terms BLOB NOT NULL, documents BLOB NOT NULL,
+    used BLOB NOT NULL
+) WITHOUT ROWID;
+"""
 
 
 # From format 1, whose model also learned features of earlier clicks. Its model and its training data end here, and the
@@ -91,8 +98,9 @@ CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT
 UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed');
 UPDATE impressions SET scores = NULL, features = NULL;
 UPDATE models SET fate = 'stopped' WHERE fate = '' AND id = (SELECT value FROM settings WHERE name = 'trial');
-DELETE FROM settings WHERE name IN ('model', 'trial_phase')
+DELETE FROM settings WHERE name IN ('model', 'trial_phase');
 """
+_STEPS = {0: _SCHEMA + _AGENTS, 1: _FROM_FORMAT_1 + _AGENTS, 2: _AGENTS}  # by the format of a file
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class Store:
         if version < VERSION:
             with self.writing():
                 version = self._pragma("user_version")  # another process may have been first
-                for statement in {0: _SCHEMA, 1: _FROM_FORMAT_1}.get(version, "").split(";"):
+                for statement in _STEPS.get(version, "").split(";"):
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id = {APPLICATION}")
                 self.db.execute(f"PRAGMA user_version = {VERSION}")

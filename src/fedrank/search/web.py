@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
 from fedrank.display import count_of
+from fedrank.search.agents import AgentSearch
 from fedrank.search.client import SearchClient
 from fedrank.search.folders import folder_option
 from fedrank.search.learned import what_was_learned, why_in_words
@@ -39,11 +40,13 @@ SECONDS_BETWEEN_LOOKS = 5.0  # checks whether the user joined a federation
 MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 DRAWN_CAUSES = 6
+SHOWN_ASKED = 50  # latest searches of agents
 LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
     "forgotten": "Deleted: {}, {}, {}.",
     "kept": "Deleted: {}, {}, {}. Searches that showed the document stay; you can delete them below by their text.",
+    "asked": "Deleted: {} of agents.",
     "no-search": "No search with this text is recorded, so nothing was deleted.",
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
@@ -266,7 +269,9 @@ def _status(served: Served, request: Request) -> Response:
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
     option = folder_option(served.client.folder.absolute())
-    return _html("status.html", status=status, changed=changed, option=option, note=_note(request))
+    agents = AgentSearch(served.client)
+    of_agents = {"folders": agents.folders(), "asked": agents.log(SHOWN_ASKED)}
+    return _html("status.html", status=status, changed=changed, option=option, agents=of_agents, note=_note(request))
 
 
 def _learn(served: Served, request: Request, form: Form) -> Response:
@@ -283,6 +288,8 @@ def _order(served: Served, request: Request, form: Form) -> Response:
 def _forget(served: Served, request: Request, form: Form) -> Response:
     what: dict[str, Any]
     match form.get("what"):
+        case "agents":
+            return see_other(f"/status?note=asked&n={AgentSearch(served.client).forget()}")
         case "query":
             what = {"query": form.get("query", "")}
         case "document":

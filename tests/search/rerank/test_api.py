@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from fedrank.cli import main
+from fedrank.search.mcp import rerank_tools
 from fedrank.search.rerank.api import MAX_BODY, make_api
-from fedrank.search.rerank.mcp import make_mcp
 from fedrank.search.rerank.page import make_page
 from fedrank.search.rerank.store import RerankError
 from fedrank.search.rerank.tenants import Tenants
@@ -210,7 +210,7 @@ def test_the_page_shows_what_was_learned_and_rolls_back(tenants, client):
 
 
 def test_tools_of_an_agent(tenants):
-    server = make_mcp(tenants.reranker("agent"))
+    server = rerank_tools(tenants.reranker("agent"))
 
     async def use():
         assert [tool.name for tool in await server.list_tools()] == ["rerank", "feedback"]

@@ -1,9 +1,14 @@
 """Clients that people use, against a real server; every request must go to the configured address."""
 
+import asyncio
 import contextlib
 import gc
+import json
 import socket
+import subprocess
+import sys
 import threading
+import time
 import urllib.request
 import warnings
 
@@ -96,6 +101,60 @@ def test_llama_index(server, only_here):
     found = reranker.postprocess_nodes(nodes, query_str="asthma inhaler")
     assert len(found) == 2
     assert all(0 < node.score < 1 for node in found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightrag(server, only_here):
+    lightrag = pytest.importorskip("lightrag.rerank", reason="package: lightrag-hku is not installed")
+    address, key, tenants = server
+    asked = lightrag.cohere_rerank(
+        "asthma inhaler", TEXTS, top_n=2, api_key=key, base_url=f"{address}/v2/rerank",
+        extra_body={"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"},
+    )  # fmt: skip
+    found = asyncio.run(asked)
+    assert len(found) == 2
+    assert all(0 < row["relevance_score"] < 1 for row in found)
+    reranker = tenants.reranker("shop")
+    id = reranker.feedback(query="asthma inhaler", documents=TEXTS, events={found[0]["index"]: "cited"})
+    assert "vector" in reranker._store.request(id).names
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("over", ["http", "stdio"])
+def test_an_agent(tmp_path, over):
+    """The official client of the Model Context Protocol, with the command as agents start it."""
+    mcp = pytest.importorskip("mcp", reason="package: mcp is not installed")
+    words = ["-m", "fedrank", "rerank", "mcp", "agent", "--folder", str(tmp_path / "server")]
+    with bound_to("127.0.0.1", 0) as bound:  # a free port
+        port = bound.getsockname()[1]
+
+    async def use(server):
+        async with mcp.Client(server) as client:
+            tools = [tool.name for tool in (await client.list_tools()).tools]
+            asked = {"query": "asthma inhaler", "documents": TEXTS, "top_n": 2}
+            found = json.loads((await client.call_tool("rerank", asked)).content[0].text)
+            await client.call_tool("feedback", {"id": found["id"], "used": [found["results"][0]["index"]]})
+            wrong = await client.call_tool("feedback", {"id": "foreign", "used": [0]})
+            return tools, len(found["results"]), wrong.content[0].text
+
+    if over == "stdio":
+        said = asyncio.run(use(mcp.StdioServerParameters(command=sys.executable, args=words)))
+    else:
+        process = subprocess.Popen([sys.executable, *words, "--address", f"127.0.0.1:{port}"])
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+                assert process.poll() is None
+                time.sleep(0.1)
+            said = asyncio.run(use(f"http://127.0.0.1:{port}/mcp"))
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert said[:2] == (["rerank", "feedback"], 2)
+    assert "no such request is recorded" in said[2]
+    with Tenants(tmp_path / "server").reranker("agent") as reranker:
+        assert reranker.status().with_feedback == 1
 
 
 def test_health_and_an_address_in_use(server):

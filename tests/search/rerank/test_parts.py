@@ -1,7 +1,9 @@
 """Features, memory, refit, trial and used passages, each against a slow oracle or by hand."""
 
 import math
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +119,7 @@ def test_a_query_without_words():
 def test_hashes_depend_on_the_key_and_on_lengths():
     one, other = Hasher(KEY), Hasher(b"o" * 32)
     assert set(one.query("asthma inhaler")).isdisjoint(other.query("asthma inhaler"))
+    assert one.query("inhaler with steroid, what to do?").tolist() == one.query("a steroid inhaler").tolist()
     assert one.digest("a", "b") != one.digest("ab", "")
     assert one.digest("a") != other.digest("a")
 
@@ -319,3 +322,14 @@ def test_numbers_from_zero_and_lists_of_numbers():
     assert [one.index for one in used_passages("see [0, 2]", PASSAGES, first_number=0)] == [0, 2]
     with pytest.raises(ValueError, match="min_words"):
         used_passages("", PASSAGES, min_words=1)
+
+
+def test_the_tutorial_shows_what_happens(tmp_path, monkeypatch, capsys):
+    """The first example of the tutorial prints the indices in its comments; the key decides which requests differ."""
+    page = Path(__file__).parents[3] / "docs" / "tutorials" / "rerank.md"
+    code = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reranker").mkdir()
+    (tmp_path / "reranker" / "rerank.key").write_bytes(bytes(32))
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"# (\[\d, \d\])", code) == ["[0, 3]", "[3, 0]"]

@@ -8,7 +8,7 @@ fitted to feedback, they were worse on new queries (`benchmarks/rerank.py`). The
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,12 +62,29 @@ def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float]
         here = pairs.select(out)
         before = here.offset + scale * here.start
         gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + here.signals @ fitted))
-    by_query = np.bincount(pairs.query, pairs.weight * gains)[np.unique(pairs.query)]
-    error = float(by_query.std(ddof=1)) * math.sqrt(len(by_query)) if len(by_query) > 1 else math.inf
-    if not float(by_query.sum()) > SIGNIFICANT * error:
+    if not pairs.in_errors(gains) > SIGNIFICANT:
         return None
     scale, fitted = pairs.fit()
     return dict(zip(names, (*(scale * START).tolist(), *fitted.tolist()), strict=True))
+
+
+def with_start(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights with the start's relative weights of rank, BM25 and centroid, at the scale closest to the given ones."""
+    given = np.array([weights[name] for name in OWN])
+    scale = float(np.clip(given @ START / (START @ START), *SCALES))
+    return {**weights, **dict(zip(OWN, (scale * START).tolist(), strict=True))}
+
+
+def gain_of(weights: Mapping[str, float], names: Sequence[str], examples: Sequence[Example]) -> float:
+    """By how many standard errors weights predict feedback better than the scaled start does; NaN if unknown."""
+    pairs = _Pairs.of([one for one in examples if len(one.used) and len(one.unused)])
+    if pairs is None:
+        return math.nan
+    own = np.array([weights[name] for name in OWN])
+    before = pairs.offset + _scale(pairs.start, pairs.offset, pairs.weight) * pairs.start
+    signals = np.array([weights.get(name, 0.0) for name in names[len(OWN) :]])
+    after = pairs.offset + float(own @ START / (START @ START)) * pairs.start + pairs.signals @ signals
+    return pairs.in_errors(np.logaddexp(0.0, -before) - np.logaddexp(0.0, -after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +114,12 @@ class _Pairs:
 
     def select(self, which: NDArray[np.bool_]) -> _Pairs:
         return _Pairs(*(column[which] for column in vars(self).values()))
+
+    def in_errors(self, gains: Table) -> float:
+        """The sum of gains over queries, in standard errors; NaN with a single query."""
+        by_query = np.bincount(self.query, self.weight * gains)[np.unique(self.query)]
+        error = float(by_query.std(ddof=1)) * math.sqrt(len(by_query)) if len(by_query) > 1 else math.nan
+        return float(by_query.sum()) / error if error else math.nan
 
     def fit(self) -> tuple[float, Table]:
         """The scale of the start, and the weights of the signals."""

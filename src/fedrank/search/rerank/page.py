@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from fedrank.search.render import part
+from fedrank.search.render import BarScale, part
 from fedrank.search.rerank.reranker import RerankStatus
 from fedrank.search.rerank.store import RerankError
 from fedrank.search.rerank.tenants import Tenants
@@ -54,6 +54,7 @@ def names(status: RerankStatus) -> list[str]:
 def _environment() -> Environment:
     environment = templates("fedrank.search.rerank", "pages")
     environment.globals |= {"modes": MODES, "meanings": MEANINGS, "compared": compared, "names": names}
+    environment.globals |= {"scale": BarScale.over}
     return environment
 
 

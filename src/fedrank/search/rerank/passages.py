@@ -62,7 +62,7 @@ class Hasher:
 
     def query(self, text: str) -> NDArray[np.int32]:
         """The distinct stems of a query without function words, ascending; at most 32 count."""
-        return np.array(sorted({self._keyed(stem) for stem in self._features.query(text).stems.tolist()}), np.int32)
+        return np.array(sorted({self._keyed(stem) for stem in self._features.engine_terms(text)}), np.int32)
 
     def passage(self, text: str, digest: bytes) -> Words:
         """The words of a passage; those of recent passages are cached."""

@@ -27,6 +27,7 @@ from fedrank.files import locked
 from fedrank.search.rerank import learning
 from fedrank.search.rerank.memory import UseMemory
 from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, Words, describe
+from fedrank.search.rerank.scorer import NAME, ModelScorer
 from fedrank.search.rerank.store import DAY, Request, RerankError, RerankStore, StoredModel, folder_key
 from fedrank.search.rerank.trial import (
     LEVEL,
@@ -109,12 +110,14 @@ class Reranker:
         opponent: float = OPPONENT,
         keep_days: float = KEEP_DAYS,
         language: str = "english",
+        scorer: ModelScorer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the folder of a tenant; it is created, readable by its owner only, if it does not exist.
 
         With `refits`, weights are fitted to feedback and tried on half of the requests. `opponent` is the share of
-        requests that keep the caller's order. Requests and feedback older than `keep_days` are deleted.
+        requests that keep the caller's order. Requests and feedback older than `keep_days` are deleted. The scores of
+        a `scorer` are one more signal, called model, which counts after feedback has shown what it is worth.
         """
         if not 0.01 <= opponent <= 0.5:
             raise ValueError(f"opponent must be from 0.01 to 0.5 (got {opponent})")
@@ -122,6 +125,7 @@ class Reranker:
             raise ValueError(f"keep_days must be above 0 (got {keep_days})")
         self.folder = Path(folder).expanduser()
         self._clock, self._refits, self._opponent, self._keep_days = clock, refits, opponent, keep_days
+        self._scorer = scorer
         with contextlib.ExitStack() as closing:
             self._hasher = Hasher(folder_key(self.folder), language)
             closing.enter_context(locked(self.folder / "rerank.lock", f"the reranker in {self.folder}"))
@@ -175,9 +179,13 @@ class Reranker:
         similarity, a date, a source's reliability. They count after feedback has shown what they are worth.
         """
         top = self._check(query, documents, top_n)
-        columns = _signals(signals, len(documents))
         if not documents:
             return Ranking(secrets.token_urlsafe(12), ())
+        if self._scorer is not None:
+            if NAME in (signals or {}):
+                raise RerankError(f"the signal {NAME} is that of the server's own model; use another name")
+            signals = {**(signals or {}), NAME: self._scorer(query, documents)}  # before the turn: it may take long
+        columns = _signals(signals, len(documents))
         with self._turn:
             now = self._clock()
             number, arm, extra = self._number, *self._draw()
@@ -403,6 +411,31 @@ class Reranker:
             query = queries.setdefault(one.query.tobytes(), len(queries))
             examples.append(learning.Example(table, one.memory.astype(np.float64), used, unused, weight, query))
         return names, examples
+
+    def lists_with_feedback(self) -> list[tuple[Request, bytes | None, set[int]]]:
+        """Requests with feedback, in their order: the keyed hash of the person if known, and the documents used."""
+        with self._turn:
+            persons = dict(self._store.db.execute("SELECT id, person FROM requests WHERE person IS NOT NULL"))
+            given = list(self._store.requests("WHERE id IN (SELECT request FROM feedback) ORDER BY number"))
+            labels = [self._labels(one) for one in given]
+            used = [{index for index, label in some.items() if label} for some in labels]
+            return [(one, persons.get(one.id), some) for one, some in zip(given, used, strict=True)]
+
+    def try_weights(self, weights: Mapping[str, float], note: str) -> float:
+        """Try weights from elsewhere on random requests if they predict the feedback here significantly better.
+
+        Returns by how many standard errors they do; NaN if that is unknown. They replace weights that are on trial.
+        """
+        with self._turn:
+            names, examples = self._examples()
+            gain = learning.gain_of(weights, names, examples)
+            if gain > learning.SIGNIFICANT:
+                with self._store.writing():
+                    if self._trial is not None:
+                        self._store.move_model(self._trial.id, "replaced", self._trial.note)
+                    self._store.add_model(dict(weights), self._with_feedback, "on trial", note, self._clock())
+                self._trial = next(iter(self._store.models("on trial")), None)
+            return gain
 
     def _end_trial(self, adopt: bool, requests: int) -> None:
         assert self._trial is not None

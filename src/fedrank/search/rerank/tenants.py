@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedrank.files import parse_json, private_folder, read_bytes, write_atomic
 from fedrank.search.rerank.reranker import Reranker
+from fedrank.search.rerank.scorer import ModelScorer
 from fedrank.search.rerank.store import FILE, RerankError
 
 KEYS, TENANTS = "keys.json", "tenants"
@@ -24,8 +25,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 class Tenants:
     """The folder of a server. A tenant's statistics, memory and model never touch those of another."""
 
-    def __init__(self, folder: Path, refits: bool = True) -> None:
-        self.folder, self._refits = folder, refits
+    def __init__(self, folder: Path, refits: bool = True, scorer: ModelScorer | None = None) -> None:
+        self.folder, self._refits, self._scorer = folder, refits, scorer
         self._open: dict[str, Reranker] = {}
         self._turn = threading.Lock()
 
@@ -34,6 +35,8 @@ class Tenants:
             for one in self._open.values():
                 one.close()
             self._open.clear()
+            if self._scorer is not None:
+                self._scorer.close()
 
     def names(self) -> list[str]:
         """Tenants with a key or with stored data."""
@@ -45,7 +48,9 @@ class Tenants:
         with self._turn:
             if tenant not in self._open:
                 self._open[tenant] = Reranker(
-                    private_folder(private_folder(self.folder) / TENANTS) / checked(tenant), refits=self._refits
+                    private_folder(private_folder(self.folder) / TENANTS) / checked(tenant),
+                    refits=self._refits,
+                    scorer=self._scorer,
                 )
             return self._open[tenant]
 
