@@ -142,9 +142,9 @@ def test_the_journal_of_a_site_is_written_once_and_explicitly(own, monkeypatch, 
     monkeypatch.setenv("XDG_STATE_HOME", str(own / "state"))
     assert call(monkeypatch, "deploy", "check", "--home", "shared-folder/clinic-a") == 1
     assert "journal   WRONG" in capsys.readouterr().out
-    assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 0
+    assert call(monkeypatch, "privacy", "ledger", "show", "--upgrade", "shared-folder/clinic-a") == 0
     assert "has 7 entries" in capsys.readouterr().out  # its beginning, five messages and their charges
-    assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 2
+    assert call(monkeypatch, "privacy", "ledger", "show", "--upgrade", "shared-folder/clinic-a") == 2
     assert "already has a journal" in capsys.readouterr().err
 
 

@@ -53,7 +53,7 @@ PATIENCE = 180.0  # seconds until something must have happened
 MOST_RESTORES = 3  # of a site
 # What an administrator can do: each refusal names at least one.
 REMEDIES = (
-    "restore", "put ", "run `", "--confirm-head", "ledger upgrade", "continue with the next round",
+    "restore", "put ", "run `", "--confirm-head", "ledger show", "continue with the next round",
     "start another run", "ask the coordinator", "accept", "check", "create", "join", "use ", "set ", "remove", "write",
 )  # fmt: skip
 

@@ -15,8 +15,9 @@ import typer
 from typer.main import get_group
 
 from fedrank import plugins
+from fedrank.cli.bench import bench_app
 from fedrank.cli.data import data_app
-from fedrank.cli.experiments import experiments_app
+from fedrank.cli.experiments import PANEL, experiments_app
 from fedrank.cli.forget import forget_app
 from fedrank.cli.model import model_app
 from fedrank.cli.privacy import privacy_app
@@ -44,6 +45,7 @@ SEPARATOR = "  ·  "  # between the examples of a help text
 MODELS, PRIVACY, TOGETHER = "Models and data", "Privacy and rights", "Several organisations"
 SEARCH = "Search engines and your own documents"
 app.add_typer(experiments_app)
+app.add_typer(bench_app, name="bench", rich_help_panel=PANEL)
 app.add_typer(data_app, name="data", rich_help_panel=MODELS)
 app.add_typer(model_app, name="model", rich_help_panel=MODELS)
 app.add_typer(trees_app, name="trees", rich_help_panel=MODELS)

@@ -226,18 +226,29 @@ def impact(
 
 @ledger_app.command(
     "show",
-    epilog="Examples:  fedrank privacy ledger show runs  ·  fedrank privacy ledger show runs/populations/town",
+    epilog="Examples:  fedrank privacy ledger show runs  ·  fedrank privacy ledger show runs/populations/town  ·  "
+    "fedrank privacy ledger show clinic-a --upgrade",
 )
 def ledger_show(
     folders: Annotated[
         list[Path],
         typer.Argument(help="Folders with ledgers: runs, or a population such as runs/populations/town."),
     ],
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Write the journal of a deployed site from an earlier version instead, once."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show each ledger, and the total budget if all of them belong to the same people."""
     from fedrank.experiments.report.command_output import about_ledgers
 
+    if upgrade:  # without its journal, a site sends nothing
+        from fedrank.deploy.heads import upgrade as write_journal
+
+        for home in folders:
+            print_line(f"The journal of {home} has {write_journal(home):,} entries")
+        return
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}; give a folder of runs, or of a population")
@@ -263,15 +274,6 @@ def _ledger_facts(folders: list[Path]) -> list[dict[str, object]]:
                 }
             )
     return found
-
-
-@ledger_app.command("upgrade", epilog="Example:  fedrank privacy ledger upgrade clinic-a")
-def ledger_upgrade(home: Annotated[Path, typer.Argument(help="Folder of a deployed site.")]) -> None:
-    """Write the journal of a site from an earlier version, once. Without it, such a site sends nothing."""
-    from fedrank.deploy.heads import upgrade
-
-    entries = upgrade(home)
-    print_line(f"The journal of {home} has {entries:,} entries")
 
 
 @ledger_app.command(
