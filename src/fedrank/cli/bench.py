@@ -91,6 +91,8 @@ def compare(
         raise ValueError("\n".join(refused))
     if len(given) == 1 and len(folders) == 1:
         title, sections = given[0].name, card(given[0], entries)
+    elif len(folders) == 2 and len(given) < 2:
+        raise ValueError(f"{folders[0]} and {folders[1]} are the same submission; give two")
     elif len(folders) == 2:
         title, sections = "FOLTR-Bench", comparison(given[0], given[1], entries)
     else:

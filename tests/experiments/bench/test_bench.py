@@ -98,6 +98,7 @@ def test_every_task_has_a_built_in_method():
         ('server = "add"\ntasks = ["offline"]', "tasks: unknown task 'offline'"),
         ('server = "add"\nname = "skyline"', "name: \"skyline\" cannot be used"),
         ('server = "add"\nname = "../x"', "cannot be used"),
+        ("[private]\nepsilon-1 = 3", r"private.epsilon-1: 3 is not a table; write \[private.epsilon-1\]"),
         ('title = "empty"', "it enters no task"),
         ('mechanism = "lab:Own"', "a class of the submission would state its own ε"),
         ('method = "lab:Own"', "would see the documents of all silos"),
@@ -299,9 +300,10 @@ def test_pages(board, tmp_path):
 def test_verification_compares_public_with_derived_seeds(board):
     submission = read_submission(board / "slow")
     folder = run_submission(submission, board.parent, short=True, verify=True)
-    found = check_folder(folder).verified
-    assert found is not None
-    assert found["seeds"] == list(submission.seeds(3))
+    found = json.loads((folder / "verified.json").read_text())
+    assert check_folder(folder).overfitted == tuple(found["overfitted"])
+    runs = {path.name for path in (folder / "verify" / "noniid" / "generated-1").iterdir()}
+    assert runs == {f"fold-1-seed-{seed}" for seed in submission.seeds(2)}
     assert {*found["cells"]} == {"noniid/generated-1", "noniid/generated-2"}
     row = found["cells"]["noniid/generated-1"]
     assert row["difference"] == pytest.approx(row["public"] - row["derived"])

@@ -130,9 +130,9 @@ def _cost(entry: CheckedSubmission) -> str:
 
 
 def _verified(entry: CheckedSubmission) -> str:
-    if entry.verified is None:
+    if entry.overfitted is None:
         return "not yet"
-    return f"no: {', '.join(entry.verified['overfitted'])}" if entry.verified["overfitted"] else "yes"
+    return f"no: {', '.join(entry.overfitted)}" if entry.overfitted else "yes"
 
 
 def comparison(

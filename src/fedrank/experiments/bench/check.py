@@ -56,7 +56,7 @@ class CheckedSubmission:
     rows: dict[Cell, VariantRuns]
     nothing: dict[Cell, VariantRuns]  # the same queries without the submission
     epsilon: dict[Cell, float]  # of private cells: the largest ε that was spent
-    verified: Mapping[str, Any] | None  # the result of `bench run --verify`
+    overfitted: tuple[str, ...] | None  # cells that derived seeds do not confirm; None: not verified
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ def check_folder(folder: Path) -> CheckedSubmission:
     """The submission of a folder; a ValueError names it and what is wrong."""
     try:
         return _checked(folder)
-    except (OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # a folder may contain anything, and the other submissions must stay
         text = error_message(problem)
         raise ValueError(text if text.startswith(f"{folder.name}: ") else f"{folder.name}: {text}") from None
 
@@ -199,10 +199,11 @@ def _entry(submission: Submission, folder: Path, short: bool) -> CheckedSubmissi
             nothing[key] = VariantRuns("nothing", "do nothing", {}, dict(sorted(without.items())))
             if task == "private":
                 epsilon[key] = _spent(runs, float(cell.rpartition("-")[2]), f"{task}/{cell}")
-    verified = read_json(folder / VERIFIED) if (folder / VERIFIED).is_file() else None
-    if verified is not None and verified.get("submission") != submission.digest:
-        verified = None
-    return CheckedSubmission(submission, folder, short, rows, nothing, epsilon, verified)
+    verified = read_json(folder / VERIFIED) if (folder / VERIFIED).is_file() else {}
+    overfitted = None
+    if verified.get("submission") == submission.digest:
+        overfitted = checked(tuple[str, ...], verified.get("overfitted"), f"{VERIFIED}: overfitted")
+    return CheckedSubmission(submission, folder, short, rows, nothing, epsilon, overfitted)
 
 
 def _by_cell(runs: list[Run]) -> dict[str, list[Run]]:

@@ -189,7 +189,10 @@ def _problems(found: Submission) -> Iterator[str]:
             yield f"{task}: {shown(own)} is not a table; write [{task}]"
             return
         rests = {data_of(cell)[1] for cell in cells_of(task)} - {""}
-        tables = [(task, own), *((f"{task}.{rest}", own[rest]) for rest in rests if isinstance(own.get(rest), dict))]
+        if wrong := [rest for rest in rests if not isinstance(own.get(rest, {}), Mapping)]:
+            yield f"{task}.{wrong[0]}: {shown(own[wrong[0]])} is not a table; write [{task}.{wrong[0]}]"
+            return
+        tables = [(task, own), *((f"{task}.{rest}", own[rest]) for rest in rests if rest in own)]
         for location, table in tables:
             for key in table:
                 if key not in allowed and not (location == task and key in rests):
