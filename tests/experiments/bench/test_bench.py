@@ -10,7 +10,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedrank.cli import app
 from fedrank.experiments.bench import tasks
 from fedrank.experiments.bench.board import card, comparison, leaderboard, read_entries, smallest_difference, write_page
 from fedrank.experiments.bench.check import check_folder
@@ -297,6 +299,23 @@ def test_pages(board, tmp_path):
     assert page.read_bytes() == before
 
 
+def test_the_commands(copied, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    page, folders = tmp_path / "page.md", [str(copied / name) for name in ("fast", "slow", "eraser")]
+
+    def compare(*words):
+        return CliRunner().invoke(app, ["bench", "compare", *words])
+
+    assert compare(*folders, "--out", str(page)).exit_code == 0
+    assert "Card: slow" in compare(folders[1]).output
+    assert "fast against slow" in compare(*folders[:2]).output
+    assert "are the same submission" in str(compare(folders[0], folders[0]).exception)
+    (copied / "fast" / MANIFEST).unlink()
+    done = compare(*folders, "--out", str(page))
+    assert (done.exit_code, "fast: it is not complete" in page.read_text(encoding="utf-8")) == (1, True)
+    assert "slow" in page.read_text(encoding="utf-8")
+
+
 def test_verification_compares_public_with_derived_seeds(board):
     submission = read_submission(board / "slow")
     folder = run_submission(submission, board.parent, short=True, verify=True)
@@ -339,7 +358,12 @@ def test_code_that_fails_or_hangs_is_refused_by_name(tmp_path, before, reason):
 @pytest.mark.process
 @pytest.mark.long
 def test_a_class_of_a_submission_runs_in_its_own_process(tmp_path):
-    submission = read_submission(written(tmp_path, CLASS.format(before=""), "half.py"))
-    found = check_folder(run_submission(submission, tmp_path, short=True))
+    file = written(tmp_path, CLASS.format(before=""), "half.py")
+    done = CliRunner().invoke(app, ["bench", "run", str(file), "--out", str(tmp_path), "--short", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert "Card: half" in (tmp_path / "short-1" / "half" / "card.md").read_text(encoding="utf-8")
+    entries, refused = read_entries([tmp_path / "short-1" / "half"])
+    assert ([entry.name for entry in entries], refused) == ([SKYLINE, "half"], [])
+    found = entries[1]
     assert {*found.rows} == {("poisoned", "generated-clicks"), ("poisoned", "generated-ipm")}
     assert all(len(row.repeats) == 4 for row in found.rows.values())
