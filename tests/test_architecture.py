@@ -19,7 +19,7 @@ from fedrank.experiments.spec.families import FAMILIES
 
 ROOT = Path(fedrank.__file__).parent
 APPLICATIONS = ["search", "engine", "deploy"]
-EXPERIMENTS = [f"experiments.{name}" for name in ("builtin", "watch", "report", "runner", "spec")]
+EXPERIMENTS = [f"experiments.{name}" for name in ("builtin", "bench", "watch", "report", "runner", "spec")]
 CORE = [
     "testing",
     "unlearning",

@@ -1,4 +1,4 @@
-"""`fedrank silo`: a sketch is created with its key, described and updated."""
+"""`fedrank silo`: a sketch is created with its key, described (`fedrank data check`) and updated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def silo(tmp_path, monkeypatch, capsys):
         rows = [json.dumps({"id": f"d{i}", "title": "flu", "text": "what helps against fever " * (i + 1)}) for i in ids]
         Path(f"{name}.jsonl").write_text("\n".join(rows))
 
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "silo", *map(str, words)])
+    def call(*words, group=("silo",)):
+        monkeypatch.setattr(sys, "argv", ["fedrank", *group, *map(str, words)])
         with pytest.raises(SystemExit) as end:
             main()
         out, err = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_a_sketch_from_documents_to_updates(silo):
     code, out, _ = silo(*made[:-1], "again.sketch")
     assert (code, "New key" in out) == (0, False)
     assert Path("shared.key").read_bytes() == key
-    assert "privacy" in json.loads(silo("describe", "a.sketch", "--json")[1])
+    assert "privacy" in json.loads(silo("a.sketch", "--json", group=("data", "check"))[1])
     change = ("update", "a.sketch", "--add", "more.jsonl", "--key", "shared.key", "--remove", "d1", "--remove", "d2")
     code, out, err = silo(*change)
     assert (code, err) == (0, "")

@@ -27,6 +27,7 @@ from fedrank.cli import app
 from fedrank.cli.refresh import read_settings
 from fedrank.cli.renamed import RENAMED
 from fedrank.deploy.settings import read_federation, read_site
+from fedrank.experiments.bench.submission import read_submission
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.grid import About
 from fedrank.experiments.spec.kinds import KINDS
@@ -386,6 +387,8 @@ def _check_command(where: str, line: str, complete: bool) -> None:
         parsed = command.make_context(command.name, list(words)).params  # raises where something is missing or odd
         if "names" in parsed:
             assert named(parsed["names"])
+        elif "submission" in parsed:
+            assert parsed["submission"].endswith((".toml", ".py")) or read_submission(parsed["submission"])
         elif command.name == "run" and not parsed["spec"].endswith(".toml"):
             read_spec(parsed["spec"], parsed["set_"] or [])
     elif command.name == "methods":

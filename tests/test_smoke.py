@@ -210,7 +210,7 @@ def test_organisations(fedrank, run):
     Path("corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
     fedrank("silo", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
     fedrank("silo", "update", "a.sketch", "--remove", "d1")
-    assert json.loads(fedrank("silo", "describe", "a.sketch", "--json"))
+    assert json.loads(fedrank("data", "check", "a.sketch", "--json"))
 
 
 def test_trees_and_what_merges_them(fedrank, run):

@@ -15,7 +15,7 @@ import typer
 from typer.main import get_group
 
 from fedrank import plugins
-from fedrank.cli.experiments import experiments_app
+from fedrank.cli.experiments import PANEL, experiments_app
 from fedrank.cli.renamed import replacement
 from fedrank.cli.shared import print_note
 from fedrank.files import error_message
@@ -31,6 +31,7 @@ MODELS, PRIVACY, TOGETHER = "Models and data", "Privacy and rights", "Several or
 SEARCH = "Search engines and your own documents"
 # Groups of commands: `data` is `data_app` in `fedrank.cli.data`.
 GROUPS = {
+    "bench": (PANEL, "FOLTR-Bench: six frozen tasks of federated learning to rank, submissions and a leaderboard."),
     "data": (MODELS, "Data sets: list, check and describe them; build them from click logs."),
     "model": (MODELS, "Use a trained model: score, evaluate, export, estimate from clicks."),
     "trees": (

@@ -61,13 +61,14 @@ def data_list(as_json: AsJson = False) -> None:
 @data_app.command(
     "check",
     epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz  ·  fedrank data check "
-    "aol --out log.png  ·  fedrank data check shop/june --against shop/may --out drift.png",
+    "aol --out log.png  ·  fedrank data check shop/june --against shop/may --out drift.png  ·  fedrank data check "
+    "hospital-a.sketch",
 )
 def data_check(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Judged files (LETOR; also .gz, .xz), or one data set folder written by fedrank data build."
+            help="Judged files (LETOR; also .gz, .xz), one data set folder written by fedrank data build, or a .sketch."
         ),
     ],
     against: Annotated[
@@ -76,7 +77,7 @@ def data_check(
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check judged files, or describe a data set of click logs: users, times, clicks by position."""
+    """Check judged files, describe a data set of click logs (users, times, clicks by position), or a sketch."""
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
             raise ValueError(f"give one data set folder, or data files (got {len(paths)} paths with a folder)")
@@ -90,11 +91,17 @@ def data_check(
     if out is not None:
         raise ValueError(f"--out {out} draws a data set folder; remove it to check files")
     from fedrank.data.check import check_files
-    from fedrank.experiments.report.data_output import about_checks
+    from fedrank.experiments.report.data_output import about_checks, about_sketch
 
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(missing_file(path))
+    if len(paths) == 1 and paths[0].suffix == ".sketch":
+        from fedrank.silo.describe import describe_sketch
+
+        found = describe_sketch(paths[0])
+        print_result(as_json, lambda: found, lambda: about_sketch(found))
+        return
     checks = check_files(paths)
     facts = [{**vars(check), "sound": check.sound} for check in checks]
     print_result(as_json, lambda: facts, lambda: about_checks(checks))

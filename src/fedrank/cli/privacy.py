@@ -223,7 +223,8 @@ def impact(
 
 @ledger_app.command(
     "show",
-    epilog="Examples:  fedrank privacy ledger show runs  ·  fedrank privacy ledger show runs/populations/town",
+    epilog="Examples:  fedrank privacy ledger show runs  ·  fedrank privacy ledger show runs/populations/town  ·  "
+    "fedrank privacy ledger show clinic-a --upgrade",
 )
 def ledger_show(
     folders: Annotated[

@@ -30,6 +30,7 @@ RENAMED = {
     "forget-person": "`forget person`",
     "trees train": "removed; write a spec with `new FILE --kind trees`, then use `run FILE` (or `tune FILE`)",
     "silo key": "removed; `silo sketch --key FILE` creates the key, and `deploy` exchanges keys between silos",
+    "silo describe": "`data check SKETCH`",
     "silo add": "`silo update SKETCH --add DOCUMENTS --key KEY`",
     "silo remove": "`silo update SKETCH --remove ID`",
     "silo ask": "removed; `deploy run` carries questions and answers between silos",

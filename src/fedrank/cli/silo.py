@@ -1,4 +1,4 @@
-"""`fedrank silo`: sketch, describe and update."""
+"""`fedrank silo`: sketch and update; `fedrank data check` describes a sketch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrank.cli.config import Config, with_settings
-from fedrank.cli.shared import AsJson, print_line, print_result, print_sections, progress
+from fedrank.cli.shared import print_line, print_sections, progress
 
 silo_app = typer.Typer(no_args_is_help=True)
 Sketch = Annotated[Path, typer.Argument(help="File written by fedrank silo sketch.")]
@@ -66,16 +66,6 @@ def sketch(
         sketch_collection(documents, shared, sketcher, out, limits=limits, progress=report)
     print_sections(about_sketch(describe_sketch(out)))
     print_line(f"Privacy card: {write_card_for(sketch_card(out), out)}")
-
-
-@silo_app.command(epilog="Example:  fedrank silo describe hospital-a.sketch")
-def describe(sketch: Sketch, as_json: AsJson = False) -> None:
-    """Show a sketch: parameters, size, noise, expected error, privacy per occurrence of a term, remaining budget."""
-    from fedrank.experiments.report.data_output import about_sketch
-    from fedrank.silo.describe import describe_sketch
-
-    found = describe_sketch(sketch)
-    print_result(as_json, lambda: found, lambda: about_sketch(found))
 
 
 @silo_app.command(

@@ -73,7 +73,7 @@ class SiloLedger:
         if self.path.is_file():
             raise LedgerError(
                 f"{self.path} is a ledger of an older version, which cannot be read; use that version, or sketch the "
-                "documents again under another name, with budgets reduced by what its `silo describe` says was spent"
+                "documents again under another name, with budgets reduced by what its description says was spent"
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         private_folder(self.path)

@@ -1,0 +1,1 @@
+"""FOLTR-Bench: frozen tasks, submissions, and a leaderboard of checked run folders."""
