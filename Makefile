@@ -47,7 +47,7 @@ reproduce: $(READY)  ## about an hour and a half: every table and figure of the 
 	$(BIN)/fedrank papers run all --quick
 	$(BIN)/fedrank papers report --out papers.html
 
-artefact: $(READY)  ## about 10 minutes: tables and figures of fedrank's findings as LaTeX, in artefact/
+artefact: $(READY)  ## a few minutes: tables and figures of fedrank's findings as LaTeX, in artefact/
 	$(BIN)/python -m fedrank_papers.artefact
 
 check: $(READY)  ## style, types and prose
