@@ -371,3 +371,13 @@ def test_a_site_counts_on_no_draw_of_the_coordinator(tmp_path):
             charging = site._runs[trial.plan.run].charging
             events.append([guarantee.event for guarantee in charging.terms.promises])
     assert events[0] == events[1]
+
+
+def test_a_finished_run_is_not_begun_again(tmp_path):
+    """The next job of a chain may start while the one before it finishes."""
+    trial, asked = RealTrial(tmp_path, LINEAR, rounds=2), []
+    assert trial.run() == "finished"
+    before = {path.name: path.read_bytes() for path in trial.task.folder.iterdir() if path.is_file()}
+    assert trial.run(lambda name, request, answer: asked.append(name) or answer()) == "finished"
+    assert asked == []
+    assert {path.name: path.read_bytes() for path in trial.task.folder.iterdir() if path.is_file()} == before

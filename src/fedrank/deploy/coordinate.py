@@ -36,6 +36,7 @@ from fedrank.experiments.runner.federated import FederatedRun
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Receipt
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.privacy import Price, card
+from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.writer import News, RunWriter, Task
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
@@ -90,6 +91,10 @@ def coordinate(
             return perform_silos(experiment, run)
         return _perform(experiment, run)
 
+    # A job may be submitted while the one before it finishes: without a checkpoint, it would begin again at round 1.
+    if (task.folder / PLAN).exists() and [run.status for run in load_runs(task.folder)] == ["finished"]:
+        check_same_plan(task.folder, plan)
+        return "finished"
     return perform(task, 1, tell, stop, performer)
 
 
