@@ -266,7 +266,7 @@ def check(data: Path) -> None:
         for ledger in plans:
             account = Account.read(ledger)
             assert account is not None
-            assert account.participations.max() == 1, f"a person of {site} was charged twice"
+            assert account.participations.max() == ROUNDS, f"{site} was charged {account.participations.max()} times"
             charges = {charge.key: charge.times for charge in Charge.read_all(ledger.with_name(RELEASES))}
             assert charges == {"propensity": 1, "quality": 1, "gate": 1}, f"{site}: {charges}"
             outbox = Path(site, "outbox", ledger.parent.name)

@@ -94,7 +94,11 @@ class Departure:
         if not data.queries:  # a coordinator without data; methods that run here do not read queries
             features, grades = np.zeros((count, plan.features), np.float32), np.zeros(count, np.int8)
             data = replace(
-                data, features=features, grades=grades, offsets=np.arange(count + 1), query_ids=np.arange(count)
+                data,
+                features=features,
+                grades=grades,
+                offsets=np.arange(count + 1),
+                query_ids=np.arange(count).astype(str),
             )
         clients = make_clients(data, count)
         searches = [experiment.clients.searches[id % len(experiment.clients.searches)] for id in plan.clients]
