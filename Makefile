@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench lowest platforms release audit clean
+.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench test-flower lowest platforms release audit clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -99,6 +99,11 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python -m benchmarks.live_search --documents 20000
 	$(BIN)/python -m benchmarks.compilation
 
+test-flower:  ## the Flower app in Flower's simulation engine and between processes, in .venv-flower
+	test -e .venv-flower/.ready || ($(PYTHON) -m venv .venv-flower && .venv-flower/bin/python -m pip install --quiet \
+		--disable-pip-version-check 'flwr[simulation]>=1.41' --editable . && touch .venv-flower/.ready)
+	.venv-flower/bin/python -m tests.flower
+
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed
 	$(PYTHON) tests/lowest.py
 
@@ -142,7 +147,7 @@ $(TOOLS)/.ready:
 	@touch $@
 
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) .venv-lowest $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-flower $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
