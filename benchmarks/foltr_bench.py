@@ -9,7 +9,7 @@ prints the tables of `src/fedrank/experiments/bench/frozen.toml`.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from fedrank.experiments.bench.board import MEASURE, smallest_difference
@@ -42,4 +42,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder with the results of the pairs")
+    main(parser.parse_args().folder)

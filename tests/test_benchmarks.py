@@ -87,6 +87,7 @@ SHORT = {
     ),
     "secure_sum": Short("--size 5", {"COUNTS": (5, 10)}),
     "silo_collection": Short("{} --documents 60 --queries 10 --length 50 --topics 5"),
+    "sites_scale": Short("simulated --sites 3 --rounds 3"),
     "sketch_size": Short("cranfield", {"SIZES": ((5, 20),)}, needs="cranfield"),
     "targets": Short("--rounds 25"),
     "trees": Short("--size 30 60 20 --repeats 1"),
@@ -96,7 +97,7 @@ SHORT = {
 # Sites as processes, whose timeouts a busy machine breaks; tests/deploy/ runs such a federation.
 DEPLOYED = ("deploy",)
 GPU = ("gpu", "gpu_learners", "gpu_tuning")
-OF_RUNS = ("foltr_es",)  # reads the results of a paper's experiment, which takes hours
+OF_RUNS = ("foltr_es", "foltr_bench")  # read results of experiments that take hours
 
 
 @cache

@@ -217,6 +217,7 @@ def test_a_plan_that_a_shared_folder_cannot_carry_is_shown(tmp_path):
     for plan in plans:
         assert not any("folder" in line for line in look_at(tmp_path, settings, plan, draft=True).refused)
     (tmp_path / "folder.json").write_text("{}")
+    (tmp_path / "transport.json").write_text(json.dumps({"format": 1, "transport": "folder", "shared": "/shared"}))
     for plan, reason in zip(plans, ("needs all sites online at once", "every reader of the folder"), strict=True):
         assert any(reason in line for line in look_at(tmp_path, settings, plan, draft=True).refused)
     assert look_at(tmp_path, settings, made_plan()).refused == ()
@@ -264,6 +265,7 @@ def test_check_makes_the_same_checks(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + SUM_TEXT)
     where = trial.folders["clinic-a"]
     (where / "folder.json").write_text("{}")
+    (where / "transport.json").write_text(json.dumps({"format": 1, "transport": "folder", "shared": "/shared"}))
     broken = with_keys(trial.plan, clinic_b="")
     said = {line.said for line in check(where, broken) if line.state == "wrong"}
     assert any("the plan has no key of clinic-b" in one for one in said)

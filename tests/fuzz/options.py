@@ -48,6 +48,7 @@ MODEL = "runs/small/only/fold-1-seed-1"
 # end of the line is not the place.
 LINES = {
     "run": "run small.toml --out fresh --workers 1",
+    "bench run": "bench run fedavg --short --out benched --quiet",
     "tune": "tune small.toml --over 'learner.rate=[0.1,0.2]' --out tuned",
     "data clients": "data clients small.toml",
     "privacy show": "privacy show noisy.toml",
