@@ -110,7 +110,7 @@ def main() -> None:
         numbers = range(task.experiment.clients.count)
         assert np.array_equal(model(root / "simulation", [], SPEC), last.weights)
         print("the simulation engine trains the same model, to the last bit")
-        nodes = [f"client={number}" for number in numbers]
+        nodes = [f'client={number} spec="{SPEC}"' for number in numbers]
         assert np.array_equal(model(root / "processes", nodes, SPEC), last.weights)
         print("a SuperLink and four SuperNodes train the same model, to the last bit")
         noised = root / "noised.toml"

@@ -791,7 +791,7 @@ def test_privacy_filter_says_what_is_left_before_it_is_installed(fedrank, tmp_pa
     pytest.importorskip("nvflare", reason="pip install 'fedrank[deploy]'")
     settings, kit = tmp_path / "filter.toml", tmp_path / "site-1"
     (kit / "local").mkdir(parents=True)
-    settings.write_text('unit = "site"\nparameters = 7_000_000\nclip = 1.0\nepsilon = 1.0\nrounds = 1\n')
+    settings.write_text('unit = "site"\nshapes = { model = [7000, 1000] }\nclip = 1.0\nepsilon = 1.0\nrounds = 1\n')
     code, out, _ = fedrank("privacy", "filter", settings)
     assert code == 0
     assert "expected cosine with the true update: at most 0.0000 for one site" in out

@@ -52,7 +52,7 @@ FOLLOWED = (TUTORIAL, ORGANISATIONS, CLICK_LOGS)  # their code needs what preced
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
 OTHER_FILES: dict[str, Callable[[Path], object]] = {
-    "parameters": UpdatePrivacy.read,  # by a key
+    "shapes": UpdatePrivacy.read,  # by a key
     "sites": read_federation,
     "policy": read_site,
     "trial": read_settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -16,10 +17,9 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 
-from fedrank.deploy.flare_filter import PrivacyFilter, install, policy
+from fedrank.deploy.flare_filter import NothingToOtherSites, PrivacyFilter, install, policy
 from fedrank.deploy.flare_local import provision_locally, running_locally
 from fedrank.deploy.flare_session import Coordinator
 from fedrank.privacy.updates import PrivateUpdates
@@ -27,11 +27,19 @@ from tests.deploy.flare_trainer import CLIP, PEOPLE, RECORDER, TRAINER, TRUE
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 2
+ALLOWED = {"allow_log_streaming": False, "class_allow_list": [TRAINER], "class_list_enforcement_mode": "enforce"}
 
 
 def settings(folder: Path, **changes) -> Path:
     folder.mkdir(exist_ok=True, parents=True)
-    values = {"unit": '"site"', "parameters": 6, "clip": CLIP, "epsilon": 4.0, "rounds": ROUNDS, "sites": 2} | changes
+    values = {
+        "unit": '"site"',
+        "shapes": "{ w = [2, 3] }",
+        "clip": CLIP,
+        "epsilon": 4.0,
+        "rounds": ROUNDS,
+        "sites": 2,
+    } | changes
     path = folder / "filter.toml"
     path.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))
     return path
@@ -64,13 +72,13 @@ def test_only_a_noised_difference_and_a_constant_leave(tmp_path):
     told = difference(**{MetaKey.NUM_STEPS_CURRENT_ROUND: 4711, MetaKey.INITIAL_METRICS: {"patients": 17}})
     content = told.to_shareable()
     content["patients"] = "17"
+    told.data |= {"patient 17": np.zeros((17, 0)), "counter": np.array([17])}
     content.set_header("patients", 17)
-    content.set_header(AppConstants.CURRENT_ROUND, 3)
     found = filter_.process(content, context())
+    assert list(from_shareable(found).data) == ["w"]
     assert "17" not in str(found).replace(str(from_shareable(found).data), "")
     dxo = from_shareable(found)
     assert dxo.meta == {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}
-    assert found.get_header(AppConstants.CURRENT_ROUND) == 3
     assert dxo.data["w"].shape == (2, 3)
     assert not np.allclose(dxo.data["w"], TRUE)
     assert max(filter_.updates.population.spent().values()) == pytest.approx(
@@ -86,9 +94,11 @@ def test_only_a_noised_difference_and_a_constant_leave(tmp_path):
         DXO(DataKind.COLLECTION, {"a": difference()}),
         DXO(DataKind.WEIGHT_DIFF, {"w": np.zeros(7)}),
         DXO(DataKind.WEIGHT_DIFF, {"w": "text"}),
+        DXO(DataKind.WEIGHT_DIFF, {"w": np.zeros((2, 3), np.float16)}),
+        DXO(DataKind.WEIGHT_DIFF, {"v": np.zeros((2, 3))}),
         difference(**{MetaKey.PROCESSED_ALGORITHM: "he"}),
     ],
-    ids=["model", "metrics", "collection", "size", "text", "encrypted"],
+    ids=["model", "metrics", "collection", "size", "text", "half", "name", "encrypted"],
 )
 def test_other_results_are_refused_and_cost_nothing(tmp_path, dxo):
     filter_ = PrivacyFilter(str(settings(tmp_path)))
@@ -104,9 +114,23 @@ def test_errors_leave_without_their_content(tmp_path):
     found = PrivacyFilter(str(settings(tmp_path))).process(failed, context())
     assert found.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "why" not in found
-    failed.set_return_code("patient 17")
-    found = PrivacyFilter(str(settings(tmp_path))).process(failed, context())
-    assert found.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    for code in ("patient 17", ReturnCode.TASK_ABORTED):
+        failed.set_return_code(code)
+        found = PrivacyFilter(str(settings(tmp_path))).process(failed, context())
+        assert found.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+
+
+def test_nothing_goes_from_site_to_site():
+    with pytest.raises(ValueError, match="no task go to other sites"):
+        NothingToOtherSites().process(difference().to_shareable(), context())
+
+
+def test_a_ledger_that_lost_charges_stops_the_site(tmp_path):
+    path = settings(tmp_path)
+    assert sent(PrivacyFilter(str(path)), difference()).get_return_code() == ReturnCode.OK
+    [run] = [one for one in (tmp_path / "ledger/site").iterdir() if one.is_dir()]
+    shutil.rmtree(run)
+    assert sent(PrivacyFilter(str(path)), difference()).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
 
 
 def test_a_job_that_forwards_events_is_refused(tmp_path):
@@ -133,6 +157,17 @@ def test_the_policy_has_one_scope_and_is_not_overwritten(tmp_path):
     with pytest.raises(FileNotFoundError, match="NVFLARE site"):
         install(path, kit)
     (kit / "local").mkdir(parents=True)
+    resources = kit / "local/resources.json"
+    for content, problem in (
+        ({}, "allow_log_streaming"),
+        ({"allow_log_streaming": False}, "class_allow_list"),
+        (ALLOWED | {"class_allow_list": ["nvflare.*"]}, "list single classes"),
+        (ALLOWED | {"class_allow_list": ["nvflare.widgets.ConvertToFedEvent"]}, "list single classes"),
+    ):
+        resources.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=problem):
+            install(path, kit)
+    resources.write_text(json.dumps(ALLOWED))
     written = install(path, kit)
     assert json.loads(written.read_text()) == policy(path)
     assert install(path, kit) == written
@@ -192,10 +227,11 @@ def test_a_job_of_somebody_else_sends_only_what_the_policies_of_sites_allow(tmp_
     found = provision_locally(tmp_path / "federation", {"clinic-a": 0, "clinic-b": 1})
     for home in (found.home, *found.sites.values()):
         path = home / "kit/local/resources.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"class_allow_list": ["*"]}))
+        allowed = ALLOWED if home != found.home else {"class_allow_list": ["*"]}
+        path.write_text(json.dumps(json.loads(path.read_text()) | allowed))
     files = {}
     for name, home in found.sites.items():
-        files[name] = settings(home / "privacy", unit='"person"', people=PEOPLE)
+        files[name] = settings(home / "privacy", unit='"person"', people=PEOPLE, shapes="{ numpy_key = [2, 3] }")
         install(files[name], home / "kit")
     with running_locally(found), Coordinator(found.home) as server:
         assert server.connect()

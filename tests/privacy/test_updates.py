@@ -15,7 +15,7 @@ import pytest
 
 from fedrank.privacy.updates import PersonSum, PrivateUpdates, UpdatePrivacy, UpdateRefused, person_sum
 
-SITE = {"unit": "site", "parameters": 6, "clip": 1.0, "epsilon": 4.0, "rounds": 5}
+SITE = {"unit": "site", "shapes": {"w": (6,)}, "clip": 1.0, "epsilon": 4.0, "rounds": 5}
 
 
 class Tensor:
@@ -40,7 +40,7 @@ def test_epsilon_is_that_of_an_outside_accountant():
     accounting = pytest.importorskip("dp_accounting", reason="pip install 'fedrank[privacy]'")
     for unit, people in (("site", 1), ("person", 500)):
         for rounds in (1, 20):
-            settings = UpdatePrivacy(unit, 1000, 0.5, 2.0, rounds, 1e-5, people=people)
+            settings = UpdatePrivacy(unit, {"w": (1000,)}, 0.5, 2.0, rounds, 1e-5, people=people)
             reach = 2.0 if unit == "site" else 1.0  # another update of a site, or none of a person
             accountant = accounting.pld.PLDAccountant()
             event = accounting.GaussianDpEvent(settings.noise / reach)
@@ -50,7 +50,7 @@ def test_epsilon_is_that_of_an_outside_accountant():
 
 
 def test_the_expected_cosine_is_what_is_measured(tmp_path):
-    settings = UpdatePrivacy("person", 200, 1.0, 8.0, 60, 1e-5, sites=3, people=100)
+    settings = UpdatePrivacy("person", {"w": (200,)}, 1.0, 8.0, 60, 1e-5, sites=3, people=100)
     true = np.full(200, 1 / math.sqrt(200))  # everybody sends the same, of the length of the clip
     updates = PrivateUpdates(settings, tmp_path)
     total = PersonSum(1.0, 100)
@@ -65,11 +65,11 @@ def test_the_expected_cosine_is_what_is_measured(tmp_path):
 
 def test_large_models_are_refused_before_they_are_trained():
     """The figures of NVFLARE users with 7 million parameters."""
-    settings = UpdatePrivacy("site", 7_000_000, 1.0, 1.0, 1, 1e-5)
+    settings = UpdatePrivacy("site", {"w": (7_000_000,)}, 1.0, 1.0, 1, 1e-5)
     assert settings.expected_cosine == pytest.approx(5e-5, rel=0.1)
     with pytest.raises(ValueError, match=r"expected cosine .* is 0\.0001, below 0\.1"):
         settings.check_useful()
-    UpdatePrivacy("person", 200, 1.0, 4.0, 10, people=500).check_useful()
+    UpdatePrivacy("person", {"w": (200,)}, 1.0, 4.0, 10, people=500).check_useful()
 
 
 def test_one_person_moves_a_sum_by_the_clip_at_most():
@@ -116,34 +116,41 @@ def test_people_beyond_the_public_number_and_other_shapes_are_refused():
 
 
 def test_an_unmarked_sum_or_one_that_was_not_clipped_is_refused(tmp_path):
-    updates = PrivateUpdates(UpdatePrivacy("person", 2, 1.0, 4.0, 5, people=10), tmp_path)
+    updates = PrivateUpdates(UpdatePrivacy("person", {"w": (2,)}, 1.0, 4.0, 5, people=10), tmp_path)
     for mark in (None, {"clip": 2.0, "people": 10}, "person", {"clip": 1.0}):
         with pytest.raises(UpdateRefused, match="not marked as a sum over people"):
             updates.protect({"w": np.ones(2)}, "job", mark)
-    for value in (100.0, np.nan, np.inf):
-        with pytest.raises(UpdateRefused, match="longer than all people together"):
+    for value, problem in ((100.0, "longer than all people"), (0.1, "grid"), (np.nan, "grid"), (np.inf, "grid")):
+        with pytest.raises(UpdateRefused, match=problem):
             updates.protect({"w": np.full(2, value)}, "job", {"clip": 1.0, "people": 10})
     assert updates.population.spent() == {}
 
 
-def test_counters_leave_as_zero(tmp_path):
+def test_only_named_arrays_leave(tmp_path):
     updates = PrivateUpdates(UpdatePrivacy(**SITE), tmp_path)
-    found = updates.protect({"w": np.ones(6), "batches": np.array([17]), "flag": np.array(True)}, "../../job")
-    assert found["batches"].tolist() == [0]
-    assert found["flag"].tolist() == 0
+    found = updates.protect({"w": np.ones(6), "batches": np.array([17]), "patient 17": np.ones(17)}, "../../job")
+    assert list(found) == ["w"]
     assert found["w"].dtype == np.float32
-    assert [path.name for path in tmp_path.iterdir()] == ["ledger"]  # no path comes from a job's name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger", "updates.json"]  # no path from a job's name
+
+
+def test_names_and_not_their_order_say_what_is_added_up():
+    total = PersonSum(1.0, 2)
+    total.add({"a": np.array([0.25]), "b": np.array([0.5])})
+    total.add({"b": np.array([0.5]), "a": np.array([0.25]), "counter": np.array([17])})
+    assert {name: value.tolist() for name, value in total.update().items()} == {"a": [0.5], "b": [1.0]}
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "unit: is missing"),
+        ("", "shapes: is missing"),
         ('unit = "site"\nclips = 1', "unknown key 'clips'"),
-        ("unit = 3", "unit: 3 cannot be used"),
-        ('unit = "site"\nparameters = 6\nclip = 0.0\nepsilon = 1.0\nrounds = 1', "clip: 0.0 cannot be used"),
-        ('unit = "site"\nparameters = 6\nclip = nan\nepsilon = 1.0\nrounds = 1', "clip: nan cannot be used"),
-        ('unit = "site"\nparameters = 6\nclip = 1.0\nepsilon = 1.0\nrounds = 1\npeople = 2', "only to unit"),
+        ("shapes = { w = [0] }\nunit = 'site'\nclip = 1.0\nepsilon = 1.0\nrounds = 1", "shapes.w"),
+        ("shapes = { w = [6] }\nunit = 3", "unit: 3 cannot be used"),
+        ('unit = "site"\nshapes = { w = [6] }\nclip = 0.0\nepsilon = 1.0\nrounds = 1', "clip: 0.0 cannot be used"),
+        ('unit = "site"\nshapes = { w = [6] }\nclip = nan\nepsilon = 1.0\nrounds = 1', "clip: nan cannot be used"),
+        ('unit = "site"\nshapes = { w = [6] }\nclip = 1.0\nepsilon = 1.0\nrounds = 1\npeople = 2', "only to unit"),
         ("unit = [[[", "filter.toml"),
     ],
 )
@@ -160,7 +167,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from fedrank.privacy.updates import PrivateUpdates, UpdatePrivacy
-updates = PrivateUpdates(UpdatePrivacy("site", 6, 1.0, 100.0, 100_000), Path(sys.argv[1]))
+updates = PrivateUpdates(UpdatePrivacy("site", {"w": (6,)}, 1.0, 100.0, 100_000), Path(sys.argv[1]))
 while True:
     updates.protect({"w": np.ones(6)}, "job")
     sys.stdout.write("left\\n")
@@ -171,7 +178,7 @@ while True:
 @pytest.mark.process
 def test_killed_at_any_time_everything_that_left_is_charged(tmp_path):
     left, chance = 0, random.Random(3)
-    settings = UpdatePrivacy("site", 6, 1.0, 100.0, 100_000)
+    settings = UpdatePrivacy("site", {"w": (6,)}, 1.0, 100.0, 100_000)
     for _ in range(KILLS):
         child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert child.stdout.readline()

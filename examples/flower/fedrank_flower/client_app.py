@@ -1,8 +1,8 @@
 """A client on Flower: it learns from its own data, by its own copy of the spec, and charges its own ledger.
 
 The node's settings are its policy (`flower-supernode --node-config`): `spec` is the spec that it accepted, `client` its
-number, `letor` its own file, `ledger` a folder, and `epsilon` the limit over all runs. Nothing of them comes from the
-server, which sends only a model and the number of a round.
+number, `letor` its own file, `ledger` a folder, and `epsilon` the limit over all runs. A server's message has only a
+model and the number of a round. This code itself comes from the server unless the node pins the app that it runs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass, replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
 from fedrank import SimulatedClients, make_clients, read_letor, wire
 from fedrank.experiments.runner.data import clients_of
@@ -43,6 +45,8 @@ class Node:
         id = settings.get("client", settings.get("partition-id"))
         if id is None:
             raise ValueError("start the node with --node-config 'client=0', its number in the spec")
+        if "client" in settings and not settings.get("spec"):
+            raise ValueError("a node needs --node-config 'spec=\"accepted.toml\"': the spec that it accepted")
         return cls(Task.read(str(settings.get("spec", ""))), int(id), settings)
 
     @property
@@ -68,6 +72,8 @@ class Node:
         if not last < number <= self.task.experiment.rounds:
             raise wire.Refused(f"round {number} was answered before, or is not in the spec")
         call = Call.unpack(content, ExpectedCall(self.task.run, number, parameters))
+        if call.cohort != federation.cohort(self.task.experiment.clients.count):
+            raise wire.Refused(f"the call names another number of clients than the spec, {call.cohort}")
         self._charge(parameters)
         own = OwnChance(Chance(self.task.seed, number), self.id)
         task = ClientTask(federation.learner, None, federation.mechanism)
@@ -85,6 +91,8 @@ class Node:
             return
         if not folder or limit == math.inf:
             raise ValueError("a spec with a mechanism needs --node-config 'ledger=\"folder\" epsilon=4.0' at the node")
+        if any(one.event is None for one in promises):
+            raise ValueError("the mechanism of the spec promises nothing against some observer")
         people = Population.open(Path(folder), 1, experiment.privacy.delta, limit)
         refusal = people.release(self.task.run.hex(), secrets.token_hex(16), promises, 1, lambda: None)
         if refusal is not None:
@@ -101,6 +109,10 @@ def introduce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Answer the call of a round."""
     last = int(context.state[RECORD]["round"]) if RECORD in context.state else 0
-    sent, number = Node.of(context).answer(bytes(message.content[RECORD][CALL]), last)
+    try:
+        sent, number = Node.of(context).answer(bytes(message.content[RECORD][CALL]), last)
+    except Exception as problem:  # its text may quote data, and Flower sends it to the server
+        log(WARNING, "refused: %s", problem)
+        raise RuntimeError("this node refused the call; its own log says why") from None
     context.state[RECORD] = ConfigRecord({"round": number})
     return Message(RecordDict({RECORD: ConfigRecord({MESSAGE: sent})}), reply_to=message)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedrank import Federation, read_experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.privacy.mechanisms import OnClient
 
 SPEC = Path(__file__).parent / "spec.toml"
 RECORD, CALL, MESSAGE, CLIENT = "fedrank", "call", "message", "client"  # keys of Flower records
@@ -28,6 +29,9 @@ class Task:
             raise ValueError(f"{path}: the app trains experiments of kind federated")
         if experiment.local is not None or experiment.clients.people > 1:
             raise ValueError(f"{path}: local methods with a memory and people per client are not supported on Flower")
+        placement = getattr(experiment.mechanism, "placement", None)
+        if experiment.mechanism is not None and not isinstance(placement, OnClient):
+            raise ValueError(f'{path}: only noise on each client (placement = "client") is possible on Flower')
         return cls(experiment, hashlib.sha256(path.read_bytes()).digest()[:16])
 
     @property

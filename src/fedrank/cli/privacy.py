@@ -278,11 +278,16 @@ def _ledger_facts(folders: list[Path]) -> list[dict[str, object]]:
     epilog="Examples:  fedrank privacy filter filter.toml  ·  fedrank privacy filter filter.toml --kit site-1",
 )
 def filter_updates(
-    settings: Annotated[Path, typer.Argument(help="Settings: unit, parameters, clip, epsilon, rounds, sites, people.")],
+    settings: Annotated[Path, typer.Argument(help="Settings: unit, shapes, clip, epsilon, rounds, sites, people.")],
     kit: Annotated[Path | None, typer.Option(help="Kit of an NVFLARE site, in whose policy the filter is put.")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Install it even if noise leaves almost nothing.")] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Install it even if noise leaves almost nothing, or data can leave beside results."
+        ),
+    ] = False,
 ) -> None:
-    """A privacy filter for any NVFLARE job: show what it promises and leaves of an update, and install it."""
+    """A privacy filter for NVFLARE jobs: show what it promises and leaves of an update, and install it."""
     from fedrank.privacy.updates import UpdatePrivacy
 
     found = UpdatePrivacy.read(settings)
@@ -294,7 +299,7 @@ def filter_updates(
         found.check_useful()
     from fedrank.deploy.flare_filter import install
 
-    print_file("Written", install(settings, kit), False)
+    print_file("Written", install(settings, kit, anyway), False)
 
 
 @ledger_app.command(

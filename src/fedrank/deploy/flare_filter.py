@@ -1,8 +1,8 @@
-"""A privacy filter for any NVFLARE job: every result that leaves a site is clipped, charged and noised, or refused.
+"""A privacy filter for NVFLARE jobs: every task result that leaves a site is clipped, charged and noised, or refused.
 
 It is in the site's own policy (`local/privacy.json`), so a job can neither remove it nor choose another scope. Only a
-weight difference leaves, without its metadata. Code of a job that runs at the site can still send data by other
-means than its results; sites allow such code in `class_allow_list`, and the filter refuses converters of events.
+weight difference leaves, without its metadata, and nothing goes from site to site. Events, logs and messages of a job's
+own code do not pass through filters: `install` demands a list of allowed classes without those that send them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_common.app_constant import AppConstants
 
-from fedrank.files import write_atomic
+from fedrank.files import parse_json, read_text, write_atomic
 from fedrank.privacy.updates import PrivateUpdates
 
 SETTINGS, POLICY = "filter.toml", "privacy.json"
-FORWARDS = ("ConvertToFedEvent", "LogStreamer", "SiteLogStreamer")  # components that send what the filter does not see
-MOST_ROUNDS = 10**6
+# Classes that send what no filter sees: events, logs, metrics, messages between sites.
+FORWARDS = ("ConvertToFedEvent", "LogStreamer", "SiteLogStreamer", "JobLogStreamer", "MetricRelay")
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]  # NVFLARE has no types
@@ -34,9 +33,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]  # NVFLARE has no types
         self.updates = PrivateUpdates.open(Path(settings))
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        code = shareable.get_return_code()
-        if code != ReturnCode.OK:  # an error, whose content may quote data
-            return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.EXECUTION_EXCEPTION)
+        if shareable.get_return_code() != ReturnCode.OK:  # the code and the content of an error may quote data
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         try:
             return self._protected(shareable, fl_ctx)
         except ValueError as problem:
@@ -60,11 +58,14 @@ class PrivacyFilter(Filter):  # type: ignore[misc]  # NVFLARE has no types
         noised = self.updates.protect(found.data, str(fl_ctx.get_job_id()), mark)
         self.log_info(fl_ctx, f"an update leaves with noise; {self.updates.left}")
         # The number of samples is a fact about data: every site has the same weight.
-        reply = DXO(DataKind.WEIGHT_DIFF, noised, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).to_shareable()
-        number = shareable.get_header(AppConstants.CURRENT_ROUND)
-        if type(number) is int and 0 <= number < MOST_ROUNDS:
-            reply.set_header(AppConstants.CURRENT_ROUND, number)
-        return reply
+        return DXO(DataKind.WEIGHT_DIFF, noised, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).to_shareable()
+
+
+class NothingToOtherSites(Filter):  # type: ignore[misc]
+    """Stops what a workflow that clients control would send from this site to others: it is not noised."""
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        raise ValueError("the policy of this site lets no task go to other sites")
 
 
 def _refuse_forwarding(fl_ctx: FLContext) -> None:
@@ -77,19 +78,37 @@ def _refuse_forwarding(fl_ctx: FLContext) -> None:
             )
 
 
-def install(settings: Path, kit: Path) -> Path:
+def install(settings: Path, kit: Path, anyway: bool = False) -> Path:
     """Write the site's policy: the filter is in its only scope, which every job gets. Return the path of the policy."""
     path = kit / "local" / POLICY
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder; give the kit of an NVFLARE site, which has local/")
     if path.exists() and json.loads(path.read_text()) != policy(settings):
         raise FileExistsError(f"{path} exists; merge it by hand, or move it away")
+    if not anyway and (problem := _gap(path.with_name("resources.json"))):
+        raise ValueError(f"{path.with_name('resources.json')}: {problem}")
     write_atomic(path, json.dumps(policy(settings), indent=2) + "\n", private=True)
     return path
 
 
+def _gap(path: Path) -> str:
+    """How data could leave the site beside its results, by its resources; empty if the settings prevent it."""
+    found = parse_json(read_text(path)) if path.exists() else {}
+    allowed = found.get("class_allow_list")
+    if found.get("allow_log_streaming", True):
+        return 'logs of a job go to the server; set "allow_log_streaming": false'
+    if found.get("class_list_enforcement_mode") != "enforce" or not isinstance(allowed, list):
+        return 'a job may use any class; set "class_allow_list", and "class_list_enforcement_mode": "enforce"'
+    if wide := [one for one in allowed if str(one).rpartition(".")[2] in ("*", *FORWARDS)]:
+        return (
+            f"class_allow_list has {wide[0]!r}, with which a job can send data beside its results; list single classes"
+        )
+    return ""
+
+
 def policy(settings: Path) -> dict[str, Any]:
     """The content of `privacy.json`."""
-    entry = {"path": f"{__name__}.{PrivacyFilter.__name__}", "args": {"settings": str(settings.absolute())}}
-    scope = {"name": "fedrank", "task_result_filters": [entry], "task_data_filters": []}
+    entry = {"path": f"{__name__}.{PrivacyFilter.__name__}", "args": {"settings": str(settings.resolve())}}
+    others = {"path": f"{__name__}.{NothingToOtherSites.__name__}", "direction": "out"}
+    scope = {"name": "fedrank", "task_result_filters": [entry], "task_data_filters": [others]}
     return {"format_version": "1.0", "scopes": [scope], "default_scope": "fedrank"}

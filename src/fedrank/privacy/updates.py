@@ -8,6 +8,7 @@ price that depends on the number of parameters: `expected_cosine` says beforehan
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import read_text
+from fedrank.files import parse_json, read_text, write_atomic
 from fedrank.privacy.clip import contributions
 from fedrank.privacy.guarantees import Guarantee, Setting, down, noise_for, up
 from fedrank.privacy.mechanisms import Gaussian
@@ -31,7 +32,8 @@ from fedrank.value_checks import at_least, at_most, checked, more_than
 Arrays = Mapping[str, Any]  # by name: NumPy arrays or PyTorch tensors
 T = TypeVar("T")
 USEFUL = 0.1  # cosine between the update that arrives and the true one, below which training is hardly possible
-LEDGER = "ledger"
+LEDGER, COUNT = "ledger", "updates.json"  # the ledger, and how many updates it must have at least
+LARGEST = 10**9  # parameters
 
 
 class UpdateRefused(ValueError):
@@ -43,8 +45,8 @@ class UpdatePrivacy:
     """The settings of a site for the updates that it sends: `filter.toml`."""
 
     unit: Literal["site", "person"]
-    parameters: Annotated[int, at_least(1), at_most(10**9)]  # of the model that is trained
-    clip: Annotated[float, more_than(0)]  # maximum norm of an update, or of what one person contributes
+    shapes: dict[str, tuple[int, ...]]  # by name: the arrays that may leave; nothing else does
+    clip: Annotated[float, more_than(1e-9), at_most(1e9)]  # maximum norm of an update, or of what one person adds
     epsilon: Annotated[float, more_than(0), at_most(1000)]  # limit over all jobs
     rounds: Annotated[int, at_least(1), at_most(10**6)]  # number of updates that spend the limit
     delta: Annotated[float, more_than(0), at_most(0.1)] = 1e-6
@@ -52,6 +54,11 @@ class UpdatePrivacy:
     people: Annotated[int, at_least(1), at_most(10**8)] = 1  # unit "person": maximum number at this site; it is public
 
     def __post_init__(self) -> None:
+        for name, shape in self.shapes.items():
+            if not isinstance(shape, tuple) or not all(type(one) is int and 0 < one <= LARGEST for one in shape):
+                raise ValueError(f"shapes.{name}: {shape!r:.80} cannot be used; give a list of integers above 0")
+        if not 0 < self.parameters <= LARGEST:
+            raise ValueError(f"shapes: they have {self.parameters:,} parameters; use between 1 and {LARGEST:,}")
         if self.unit == "site" and self.people > 1:
             raise ValueError(f'people: {self.people} applies only to unit = "person"; leave it out')
         if not math.isfinite(self.noise):
@@ -67,12 +74,20 @@ class UpdatePrivacy:
             hints = get_type_hints(cls, include_extras=True)
             if unknown := sorted(set(tables) - set(hints)):
                 raise ValueError(f"unknown key {unknown[0]!r:.80}; the keys are {', '.join(hints)}")
-            values = {name: checked(hints[name], value, name) for name, value in tables.items()}
+            found = tables.pop("shapes", None)
+            if not isinstance(found, dict):
+                raise ValueError("shapes: is missing; write a table such as shapes = { weights = [784, 10] }")
+            values: dict[str, Any] = {name: checked(hints[name], value, name) for name, value in tables.items()}
+            values["shapes"] = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
             if missing := [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]:
                 raise ValueError(f"{missing[0]}: is missing")
             return cls(**values)
         except ValueError as problem:
             raise ValueError(f"{path}: {problem}") from None
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     def mechanism(self, noise: float) -> Gaussian:
         unit: Literal["client", "person"] = "client" if self.unit == "site" else "person"
@@ -102,7 +117,9 @@ class UpdatePrivacy:
         """What these settings promise, and what they leave of an update."""
         one = self.guarantee(self.noise)
         cosine, single = self.expected_cosine, 1 / math.sqrt(1 + self.parameters * (self.noise / self.people) ** 2)
-        what = "the whole site" if self.unit == "site" else "each person, if the trainer uses PersonSum"
+        what = "the whole site"
+        if self.unit == "person":
+            what = "each person at this site, if the trainer uses PersonSum (at several sites, the costs add up)"
         return [
             f"protects {what}: ε = {up(one.epsilon(1, self.delta))} per update and {up(self.epsilon)} after "
             f"{self.rounds:,} updates (δ = {self.delta:g}), over all jobs, against every observer",
@@ -140,7 +157,8 @@ class PersonSum:
 
     def add(self, update: Arrays) -> None:
         """Add the update of one person: everything that the person changes, relative to the received model."""
-        arrays = {name: as_array(name, value) for name, value in update.items()}
+        arrays = floats_of(update)
+        arrays = {name: arrays[name] for name in sorted(arrays)}
         shapes = {name: value.shape for name, value in arrays.items()}
         if self._total is not None and shapes != self._shapes:
             raise ValueError("the updates of two people have different names or shapes; send the whole model of each")
@@ -171,7 +189,7 @@ def person_sum(
 ) -> PersonSum:
     """Train from the same weights for every person alone (`train(copy of weights, person)`), and add up the changes."""
     total = PersonSum(clip, most)
-    start = {name: as_array(name, value) for name, value in weights.items()}
+    start = floats_of(weights)
     for person in people:
         copies = {name: value.clone() if hasattr(value, "clone") else np.copy(value) for name, value in weights.items()}
         trained = train(copies, person)
@@ -190,46 +208,52 @@ class PrivateUpdates:
     @classmethod
     def open(cls, path: Path) -> PrivateUpdates:
         """By the settings in `filter.toml`; the ledger is in the same folder."""
-        return cls(UpdatePrivacy.read(path), Path(path).absolute().parent)
+        return cls(UpdatePrivacy.read(path), Path(path).resolve().parent)
 
     @cached_property
     def population(self) -> Population:
-        return Population.open(self.folder / LEDGER, 1, self.settings.delta, self.settings.epsilon)
+        return Population.open(self.folder / LEDGER / "site", 1, self.settings.delta, self.settings.epsilon)
 
     @property
     def left(self) -> str:
         """ε that is left, in words."""
-        spent = max(self.population.spent().values(), default=0.0)
-        return (
-            f"ε = {up(spent)} spent, {down(max(self.settings.epsilon - spent, 0.0))} left of {self.settings.epsilon:g}"
-        )
+        spent, limit = max(self.population.spent().values(), default=0.0), self.settings.epsilon
+        return f"ε = {up(spent)} spent, {down(max(limit - spent, 0.0))} left of {limit:g}"
 
     def protect(self, update: Arrays, job: str, mark: Any = None) -> dict[str, NDArray[np.float32]]:
-        """Clip an update, charge it and add noise; `mark` is the metadata `MARK` of a sum over people."""
-        settings = self.settings
+        """Clip an update, charge it and add noise; `mark` is the metadata `MARK` of a sum over people.
+
+        Only the arrays that the settings name leave, so names and shapes carry nothing.
+        """
+        settings, shapes = self.settings, self.settings.shapes
+        arrays = {name: as_array(name, value) for name, value in update.items() if name in shapes}
+        wrong = [name for name, shape in shapes.items() if name not in arrays or arrays[name].shape != shape]
+        if wrong:
+            raise UpdateRefused(f"the update has no array {wrong[0]!r:.80} of the shape in filter.toml")
+        if any(value.dtype not in (np.float32, np.float64) for value in arrays.values()):
+            raise UpdateRefused("the update has arrays of another type than float32 and float64; convert them")
+        flat = np.concatenate([arrays[name].ravel() for name in shapes])
         mechanism = settings.mechanism(settings.noise)
-        floats = {name: value for name, value in update.items() if is_float(as_array(name, value))}
-        shapes = {name: as_array(name, value).shape for name, value in update.items()}
-        flat = np.concatenate([as_array(name, value).ravel() for name, value in floats.items()] or [np.zeros(0)])
-        if flat.size != settings.parameters:
-            raise UpdateRefused(
-                f"the update has {flat.size:,} parameters, but parameters = {settings.parameters:,} in filter.toml"
-            )
         step = mechanism.step(1)
         if settings.unit == "site":
             steps = contributions(flat[None].astype(np.float32), np.ones(1), settings.clip, 2, step)[0]
         else:
             steps = self._steps_of_people(flat.astype(np.float64), mark, step)
-        # The charge is on disk before noise is drawn: an update that is lost on its way has been paid for.
-        run, key = hashlib.sha256(job.encode()).hexdigest()[:32], secrets.token_hex(16)
-        refusal = self.population.release(run, key, [settings.guarantee(settings.noise)], 1, lambda: None)
-        if refusal is not None:
-            raise UpdateRefused(refusal)
+        self._charge(job)
         drawn = rounded_gaussian(settings.noise * settings.clip / step).draw(steps.shape, mechanism.source())
-        noised = ((steps + drawn) * (step / settings.people)).astype(np.float32)
-        found = split(noised, {name: shapes[name] for name in floats})
-        # Counters and other integers are not covered by noise, so their change is sent as 0.
-        return {name: found[name] if name in found else np.zeros(shapes[name], np.float32) for name in update}
+        return split(((steps + drawn) * (step / settings.people)).astype(np.float32), shapes)
+
+    def _charge(self, job: str) -> None:
+        """Write the charge to disk before noise is drawn: an update that is lost on its way has been paid for."""
+        run, key, count = hashlib.sha256(job.encode()).hexdigest()[:32], secrets.token_hex(16), self.folder / COUNT
+        known = parse_json(read_text(count))["updates"] if count.exists() else 0
+        made = sum(account.rounds for account in self.population.accounts())
+        if type(known) is not int or made < known:
+            raise UpdateRefused(f"{known} updates left this site, but its ledger has {made}; restore it from a copy")
+        promises = [self.settings.guarantee(self.settings.noise)]
+        if (refusal := self.population.release(run, key, promises, 1, lambda: None)) is not None:
+            raise UpdateRefused(refusal)
+        write_atomic(count, json.dumps({"updates": made + 1}) + "\n", private=True)
 
     def _steps_of_people(self, flat: NDArray[np.float64], mark: Any, step: float) -> NDArray[np.int64]:
         settings = self.settings
@@ -238,10 +262,18 @@ class PrivateUpdates:
                 "the update is not marked as a sum over people with the clip and the number of people of filter.toml "
                 f"({mark!r:.80}); let the trainer add up its people with PersonSum"
             )
-        norm = float(np.linalg.norm(flat))
-        if not norm <= 1.001 * settings.people * (settings.clip + step * math.sqrt(flat.size)):
+        steps = flat / step
+        if not np.isfinite(steps).all() or (steps != np.rint(steps)).any():
+            raise UpdateRefused("the update is not on the grid of PersonSum, so its parts were not clipped")
+        if np.linalg.norm(flat) > 1.001 * settings.people * (settings.clip + step * math.sqrt(flat.size)):
             raise UpdateRefused("the update is longer than all people together can make it, so it was not clipped")
-        return np.rint(flat / step).astype(np.int64)
+        return steps.astype(np.int64)
+
+
+def floats_of(arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """The arrays of floating-point numbers; counters and other integers of a model do not leave."""
+    found = {name: as_array(name, value) for name, value in arrays.items()}
+    return {name: value for name, value in found.items() if value.dtype.kind == "f"}
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
@@ -251,10 +283,6 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     if not isinstance(value, np.ndarray | np.generic | float | int) or np.asarray(value).dtype.kind not in "fiub":
         raise UpdateRefused(f"{name!r:.80} is not an array of numbers")
     return np.asarray(value)
-
-
-def is_float(array: NDArray[Any]) -> bool:
-    return array.dtype.kind == "f"
 
 
 def split(flat: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
