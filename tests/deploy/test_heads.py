@@ -16,7 +16,7 @@ from fedrank.cli import app
 from fedrank.deploy import heads, protocol
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.check import _journal
-from fedrank.deploy.heads import Head, Seen, SiteJournal, Statement, Witness, new_nonce, split
+from fedrank.deploy.heads import MAX_HEADS, Head, Seen, SiteJournal, Statement, Witness, new_nonce, split
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
@@ -404,8 +404,9 @@ def test_heads_that_are_forged_or_replayed_are_refused(history, tmp_path):
     assert not witness.path.exists()
     witness.write()
     mine = read_identity(history.home)
-    with pytest.raises(Refused, match="is not signed by this site"):
-        witness.keep([replace(own, counter=99)], keys, own.site)
+    for forged in (replace(own, counter=99), replace(own, nonce=new_nonce(), signature=bytes(64))):
+        with pytest.raises(Refused, match="is not signed by this site"):
+            witness.keep([forged], keys, own.site)
     with pytest.raises(Refused, match="answers from an old copy"):
         witness.keep([replace(own, counter=1).sign(mine)], keys, own.site)
     with pytest.raises(Refused, match="answers from an old copy"):
@@ -539,3 +540,11 @@ def test_the_second_place_of_windows(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCALAPPDATA")
     with pytest.raises(ValueError, match=r"set second_place in site\.toml"):
         heads.second_place(tmp_path / "site", unnamed)
+
+
+def test_a_file_with_as_many_heads_as_are_stored_is_read(tmp_path):
+    witness = Witness(tmp_path / "heads.txt")
+    heads = {f"{number:064x}": Head(number, 1, bytes(32), bytes(16), 0) for number in range(2 * MAX_HEADS)}
+    witness.heads, witness._unwritten = heads, True
+    witness.write()
+    assert Witness(tmp_path / "heads.txt").heads == heads

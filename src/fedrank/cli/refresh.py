@@ -95,6 +95,12 @@ class _Refresh:
         if log is None:
             self._finish()
             return True
+        planned = TRIALS / self.state.name
+        if (planned / PLAN).exists():  # it was planned before an interruption, and names its model
+            [trial] = find_trials([planned])
+            self.say(f"trial: {planned} is planned; next: fedrank engine trial read {planned} EVENTS")
+            self._finish(data=str(log.folder), tried=trial.plan.new.digest)
+            return True
         model = self._model(log)
         digest = "" if model is None else digest_of(model)
         if model is None or digest in self.state.tried:
@@ -182,20 +188,19 @@ class _Refresh:
 
     def _plan(self, model: Path, now: datetime) -> None:
         out = TRIALS / self.state.name
-        if not (out / PLAN).exists():
-            options = dict(self.settings["trial"])
-            level, plans = float(options.pop("level", LEVEL)), int(options.pop("plans_per_year", PLANS))
-            year = (now - timedelta(days=365)).isoformat()
-            recent = [one for one in find_trials([TRIALS]) if one.plan.planned >= year]
-            if len(recent) >= plans:
-                raise ValueError(
-                    f"{len(recent)} trials were planned within a year, and the significance level of {level:g} is "
-                    f"divided among {plans} (plans_per_year); wait, or change it before the first trial of a year"
-                )
-            used = read_current(TRIALS / CURRENT).now
-            against = used.path if used is not None and used.path else ENGINE
-            words = ["engine", "trial", "plan", str(model), "--against", against, "--out", str(out)]
-            self._run("trial", [*words, "--level", f"{level / plans:g}", *_words(options)])
+        options = dict(self.settings["trial"])
+        level, plans = float(options.pop("level", LEVEL)), int(options.pop("plans_per_year", PLANS))
+        year = (now - timedelta(days=365)).isoformat()
+        recent = [one for one in find_trials([TRIALS]) if one.plan.planned >= year]
+        if len(recent) >= plans:
+            raise ValueError(
+                f"{len(recent)} trials were planned within a year, and the significance level of {level:g} is "
+                f"divided among {plans} (plans_per_year); wait, or change it before the first trial of a year"
+            )
+        used = read_current(TRIALS / CURRENT).now
+        against = used.path if used is not None and used.path else ENGINE
+        words = ["engine", "trial", "plan", str(model), "--against", against, "--out", str(out)]
+        self._run("trial", [*words, "--level", f"{level / plans:g}", *_words(options)])
         self.say(f"trial: {out} is planned; next: fedrank engine trial read {out} EVENTS")
 
     def _run(self, step: str, words: list[str]) -> None:
@@ -233,6 +238,7 @@ def _received(settings: Mapping[str, Mapping[str, Any]], state: RefreshState) ->
 
     tried = {*state.tried, *(one.digest for trial in find_trials([TRIALS]) for one in (trial.plan.old, trial.plan.new))}
     folder = Path(settings["received"]["models"])
+    tried |= {digest_of(path) for path in folder.glob(f"*/{MODEL_FILES['veto']}")}  # the gate of another plan
     files = (path for outcome in ("pass", "inconclusive") for path in folder.glob(f"*/{MODEL_FILES[outcome]}"))
     models = [path for path in files if digest_of(path) not in tried]
     return max(models, key=lambda path: path.stat().st_mtime, default=None)

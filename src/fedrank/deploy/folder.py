@@ -269,13 +269,14 @@ class FolderSend:
         Otherwise a returning site would answer them, and its people would be charged for unused answers.
         """
         awaited = {(one.member.name, one.name) for one in self._waiting if not one.answer.done()}
-        swept, self._swept = self._swept, (name.run, name.round)
-        for site in self.federation.sites if swept != self._swept else (member,):  # all sites once per round
+        now = (name.run, name.round)
+        for site in self.federation.sites if self._swept != now else (member,):  # all sites once per round
             for path, other in self._names(TO, site.name):
                 mine = site.name == member.name and other != name
                 over = other.run != name.run or (name.run in self._in_step and other.round < name.round)
                 if (mine or over) and (site.name, other) not in awaited:
                     path.unlink(missing_ok=True)
+        self._swept = now
 
     def _names(self, where: str, site: str) -> Iterator[tuple[Path, RequestName]]:
         for path in looked_at(self.shared / where / site, self.ignoring):

@@ -17,7 +17,7 @@ from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.plan import PROTOCOL, PlannedSite
 from fedrank.deploy.records import printable
-from fedrank.deploy.site_calls import Exchange, SiteCalls
+from fedrank.deploy.site_calls import MAX_WITNESSES, Exchange, SiteCalls
 from fedrank.wire import Label
 
 Facts = Mapping[str, Any]
@@ -164,7 +164,9 @@ class Handshake:
             return
         content = protocol.request("witness", calls.plan.run)
         asked = {site.name: content for site in calls.sites() if site.name in self._greeted}
-        calls.ask(asked, 0, _read_letters, "letters", traffic=[], enough=2)
+        # Each signs for the next MAX_WITNESSES sites, so fewer missing answers than that leave every site a witness.
+        enough = max(2, len(asked) - MAX_WITNESSES + 1)
+        calls.ask(asked, 0, _read_letters, "letters", traffic=[], enough=enough)
 
     def _compare(self, found: Mapping[str, Facts]) -> None:
         plan = self.calls.plan

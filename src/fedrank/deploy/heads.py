@@ -420,7 +420,7 @@ class Witness:
         self._unwritten = False
         if self.path.exists():
             try:
-                for line in read_bytes(self.path, MAX_HEADS * 4 * _SIZE).decode("ascii").splitlines():
+                for line in read_bytes(self.path, 2 * MAX_HEADS * (66 + 2 * _SIZE)).decode("ascii").splitlines():
                     public, _, packed = line.partition(" ")
                     self.heads[public] = Head.unpack(bytes.fromhex(packed))
             except (ValueError, struct.error) as problem:
@@ -437,12 +437,12 @@ class Witness:
             if not (public := keys.get(head.site)):
                 continue
             known = newer.get(public) or self.heads.get(public)
-            if known is not None and (known.counter, known.hash) == (head.counter, head.hash):
-                continue
             if known is not None and head.counter <= known.counter and head.site != sender:
                 continue  # without looking at its signature, which takes most of the time with many sites
             if not head.is_of(public):
                 raise Refused(f"the head of site {head.site} is not signed by this site")
+            if known is not None and (known.counter, known.hash) == (head.counter, head.hash):
+                continue
             if known is not None and head.counter <= known.counter:
                 raise Refused(
                     f"its journal has {head.counter} entries, but {known.counter} with another hash were seen "

@@ -596,6 +596,8 @@ def check_plan(plan: Plan) -> None:
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
         raise Refused("two of its sites have the same name or id")
+    if not plan.simulated and len(names) > MAX_SITES:
+        raise Refused(f"it has {len(names):,} sites, but at most {MAX_SITES:,} are allowed")
     if not 1 <= plan.min_sites <= len(names):
         raise Refused(f"min_sites must be between 1 and {len(names)} (got {plan.min_sites})")
     if not 1 <= plan.features <= 1 << 20:
