@@ -118,7 +118,8 @@ def shared_features(one: Indexed) -> Iterator[None]:
     """Let all lives share what does not depend on the person, and leave out titles and snippets."""
     candidates_for, still_there, of_rows = Engine.candidates_for, client_module.still_there, client_module.raw_features
 
-    def candidates(self, terms, filters, by_date):
+    def candidates(self, terms, filters, by_date, among=None):
+        assert among is None, "lives share the candidates among all documents"
         if (asked := frozenset(terms.items())) not in one.found:
             one.found[asked] = candidates_for(self, terms, filters, by_date)
         return one.found[asked]

@@ -117,7 +117,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_examples_run_and_write_only_where_they_are_told(
     example: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(example.read_text(encoding="utf-8").splitlines()) <= 60
+    text = example.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    if "pyterrier" in text:
+        pytest.importorskip("pyterrier", reason="package: python-terrier is not installed")
     before = set(folder.iterdir())
     out = folder / "out"
     monkeypatch.setattr(sys, "argv", [str(example), str(out), "20"])

@@ -425,6 +425,7 @@ def accept(
 ) -> None:
     """Accept a plan that `fedrank deploy show` displays. Compare the keys of partners by telephone first."""
     from fedrank.deploy.consent import accept, accept_spec
+    from fedrank.privacy.guarantees import up
 
     planned = _views(home, spec)
     for plan, view in planned:
@@ -434,7 +435,12 @@ def accept(
         for one in view.partners:
             if one.fingerprint:
                 print_line(f"  {one.name}: {one.fingerprint}{'' if one.pinned else '  (not compared yet)'}")
+        if cost := max(view.after.values(), default=0.0):
+            limit = "no limit" if view.limit is None else f"the limit is {view.limit:g}"
+            print_line(f"  ε of each {view.prices[0].guarantee.unit} after it: {up(cost)} over all runs; {limit}")
     drafted = _is_spec(spec)
+    if drafted:
+        print_line("An accepted spec covers later plans with it, within the policy, until `fedrank deploy refuse`.")
     question = "Participate?" if drafted else "Did each partner read you its fingerprint by telephone? Participate?"
     if not yes:
         typer.confirm(question, abort=True)

@@ -125,6 +125,12 @@ def export(
         write_atomic(out, model_card(file.parent))
         print_line(f"Model card: {out}")
         return
+    from fedrank.deploy.site_releases import MODEL_FILES
+
+    if file.name == MODEL_FILES["veto"] and not anyway:
+        raise ValueError(f"{file}: the gate vetoed this model. Nothing was exported; use another model, or --anyway")
+    if file.name == MODEL_FILES["inconclusive"]:
+        print_note(f"the gate left {file.name} to a trial: use the export in the trial only, until it is adopted")
     found = stored_estimate(file)
     worse = found.verdict if found is not None and found.finding == "worse" else worse_than_nothing(file.parent)
     if worse and not anyway:

@@ -154,6 +154,7 @@ class PlanView:
     refused: tuple[str, ...]
     not_covered: tuple[str, ...]
     has: str = ""  # training data of a site of one person
+    used: str = ""  # day on which the held-out lists were used for a model; empty: not yet, or they are not needed
 
 
 class _Disclosed(NamedTuple):
@@ -204,10 +205,18 @@ def look_at(
         refused=tuple(objections(folder, settings, plan, share, draft)),
         not_covered=tuple(disclosed.not_covered),
         has=_searches(folder, settings, plan),
+        used=_window_used(settings, plan),
     )
     if (shared := shared_folder(folder)) is not None:
         view = _through_folder(view, shared)
     return view if plan.silos is None else _with_sketch_costs(view, folder, plan.silos)
+
+
+def _window_used(settings: SiteSettings, plan: Plan) -> str:
+    releases = releases_of(plan)
+    if releases is None or release_of(plan, GATE) is None or not settings.data.log:
+        return ""
+    return releases.window_used(settings.data.log)
 
 
 def _through_folder(view: PlanView, shared: Path) -> PlanView:
@@ -475,7 +484,14 @@ def as_facts(view: PlanView) -> dict[str, Any]:
 def _refused(view: PlanView) -> Section:
     section = Section("What would be refused")
     if not view.refused:
-        return section.paragraph("Nothing: the plan fits the policy of this site.")
+        section = section.paragraph("Nothing: the plan fits the policy of this site.")
+        if view.used:
+            section = section.paragraph(
+                f"The held-out lists of this site were used for a model on {view.used}. For another model, quality and "
+                "gate are refused, while training is charged: build a new data set first (`data build --previous`).",
+                tone="warn",
+            )
+        return section
     return section.paragraph("This site would refuse the plan:", tone="warn").points(view.refused)
 
 

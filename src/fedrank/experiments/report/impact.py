@@ -385,6 +385,8 @@ def _risks_to_people(assessed: Assessed) -> Iterable[tuple[str, str, str]]:
     yield several, _each(units, ""), _each((f"ε is paid {paid.often}" for paid in promises), "")
     every = getattr(spec, "record_every", 0)
     recorded = f"updates are recorded every {every} rounds, in history/" if every else "updates are not recorded"
+    if assessed.at_sites:
+        recorded += "; what left stays in outbox/ of each site, and released sums in releases.json of the coordinator"
     kept = _each((card.kept_updates or "no update is kept" for card in cards), "")
     yield "Stored updates are read later", kept, recorded
     senders, rule = "", ""

@@ -204,7 +204,7 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, r
         have = getattr(spec.mechanism, "noise", math.nan)
         yield paragraph(f"Noise for a target ε in total, in multiples of clip (this spec has {have:g}):")
         rows = [
-            [against, *("none" if math.isinf(value) else enough(value) for value in values)]
+            [against, *("not possible" if math.isinf(value) else enough(value) for value in values)]
             for against, values in needed.items()
         ]
         yield Table(["against", *(f"ε = {target:g}" for target in targets)], rows)
@@ -338,7 +338,10 @@ def about_prices(prices: Sequence[Price]) -> list[Part]:
         verb = "No privacy guarantee" if nothing else "Holds"
         colon = "" if guarantee.because.startswith(("if ", "only if ")) else ":"
         reasons.append(paragraph(f"{verb} against {_in_words(against)}{colon} {guarantee.because}.", tone="quiet"))
-    return [Table(["against", "protects", "ε each time", "for", "ε in total", "δ"], rows, 2), *reasons]
+    table = Table(["against", "protects", "ε each time", "for", "ε in total", "δ"], rows, 2)
+    if any(price.total > 1.001 * price.guarantee.epsilon(price.times, price.delta) for price in prices):
+        reasons.insert(0, paragraph("The total includes sums that are released besides updates, once each."))
+    return [table, *reasons]
 
 
 def about_audit(findings: Sequence[Finding], grid: Grid[Any]) -> list[Section]:

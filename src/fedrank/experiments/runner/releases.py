@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.held_out import purpose_of, use_window
+from fedrank.data.held_out import purpose_of, read_window, use_window
 from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.position_bias import positions_of_log, shown_results, with_propensities
@@ -250,6 +250,15 @@ class PersonReleases:
         """Record that held-out entries are used for a model; a ValueError if they were used for another one."""
         if log.held_out.any():
             use_window(log.folder, purpose_of(digest))
+
+    @staticmethod
+    def window_used(folder: str) -> str:
+        """The day on which the held-out entries of a data set were used; empty if they were not, or there are none."""
+        try:
+            uses = read_window(folder).uses
+        except ValueError:
+            return ""
+        return str(uses[-1]["at"])[:10] if uses else ""
 
 
 def person_quality(model: Reals, given: Reals, who: NDArray[np.int64]) -> Reals:
