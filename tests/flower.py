@@ -68,25 +68,13 @@ def model(folder: Path, nodes: list[str], spec: Path) -> np.ndarray:
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n{options}'
     )
     out, log = folder / "model.npz", folder / "log.txt"
-    mode = [
-        "--disable-runtime-dependency-installation",
-        "--port",
-        str(server_port),
-        *([] if nodes else ["--simulation"]),
-    ]
+    mode = ["--insecure", "--disable-runtime-dependency-installation", "--port", str(server_port)]
+    mode += [] if nodes else ["--simulation"]
     with ExitStack() as held:
         server = held.enter_context(running("flower-superlink", *mode, log=log))
         reachable(server_port, server, log)
         for settings, port in zip(nodes, own, strict=True):
-            node = [
-                "--insecure",
-                "--superlink",
-                f"127.0.0.1:{server_port}",
-                "--port",
-                str(port),
-                "--node-config",
-                settings,
-            ]
+            node = ["--insecure", "--superlink", address, "--port", str(port), "--node-config", settings]
             held.enter_context(running("flower-supernode", *node, log=log))
         changes = f'out="{out}" spec="{spec}"'
         command = [BIN / "flwr", "run", str(APP), "here", "--run-config", changes, "--format", "json"]
