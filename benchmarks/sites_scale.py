@@ -25,6 +25,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def over_nvflare(folder: Path, sites: int, rounds: int) -> dict[str, dict[str, f
         with running_locally(others):
             wait_for_sites(federation)
             status: list[str] = []
-            say = lambda line: print(f"  {line}", flush=True)  # noqa: E731
+            say = partial(print, "", flush=True)
             work = threading.Thread(target=lambda: status.append(run_deployed(federation.home, task, plan, say=say)))
             work.start()
             found = watched(folder, rounds, first, lambda: not work.is_alive())

@@ -170,6 +170,9 @@ def test_the_policy_has_one_scope_and_is_not_overwritten(tmp_path):
     resources.write_text(json.dumps(ALLOWED))
     written = install(path, kit)
     assert json.loads(written.read_text()) == policy(path)
+    [scope] = policy(path)["scopes"]
+    assert [one["path"] for one in scope["task_result_filters"]] == ["fedrank.deploy.flare_filter.PrivacyFilter"]
+    assert [one["direction"] for one in scope["task_data_filters"]] == ["out"]
     assert install(path, kit) == written
     assert len(json.dumps(policy(path), indent=2).splitlines()) + len(path.read_text().splitlines()) <= 30
     written.write_text('{"scopes": []}')

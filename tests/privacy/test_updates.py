@@ -161,6 +161,13 @@ def test_wrong_settings_are_named(tmp_path, text, problem):
         PrivateUpdates.open(path)
 
 
+def test_settings_that_are_not_text_are_named(tmp_path):
+    path = tmp_path / "filter.toml"
+    path.write_bytes(b"\xa6\xff")
+    with pytest.raises(ValueError, match=r"filter\.toml is not UTF-8 text"):
+        PrivateUpdates.open(path)
+
+
 KILLS = 8
 KILLED = """
 import sys

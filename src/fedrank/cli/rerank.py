@@ -38,7 +38,8 @@ def _known(tenants: Tenants, tenant: str) -> Tenants:
     """The same tenants, if one of them has this name; a mistyped name is an error and is not created."""
     known = tenants.names()
     if tenant not in known:
-        raise ValueError(f"there is no tenant {tenant!r} in {tenants.folder}{did_you_mean(tenant, known)}")
+        others = did_you_mean(tenant, known) if known else "; `fedrank rerank key NAME` creates the first one"
+        raise ValueError(f"tenant {tenant!r} is not in {tenants.folder}{others}")
     return tenants
 
 
@@ -172,7 +173,7 @@ def rerank_mcp(
     from fedrank.search.mcp import rerank_tools
 
     if address is not None and _host_and_port(address)[0] not in LOCAL:
-        raise ValueError(f"--address must be on this machine, such as {ADDRESS} (got {address!r}); there is no API key")
+        raise ValueError(f"--address must be on this machine, such as {ADDRESS} (got {address!r}); it asks for no key")
     with _tenants(folder).reranker(tenant) as reranker:
         server = rerank_tools(reranker)
         if address is None:

@@ -492,8 +492,9 @@ def confirm(folder: Path) -> str:
 
 def upgrade(folder: Path) -> int:
     """Write the journal of a site from an earlier version; return the number of entries."""
+    settings = read_site(folder)  # before a lock is written into a folder of something else
     with locked(Path(folder) / LOCK, f"the site of {folder}"):
-        return _upgrade(SiteJournal(folder, read_site(folder)))
+        return _upgrade(SiteJournal(folder, settings))
 
 
 def _upgrade(journal: SiteJournal) -> int:

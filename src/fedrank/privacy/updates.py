@@ -82,6 +82,8 @@ class UpdatePrivacy:
             if missing := [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]:
                 raise ValueError(f"{missing[0]}: is missing")
             return cls(**values)
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8 text; save it with this encoding") from None
         except ValueError as problem:
             raise ValueError(f"{path}: {problem}") from None
 

@@ -77,6 +77,8 @@ def check_folder(folder: Path) -> CheckedSubmission:
 
 
 def _checked(folder: Path) -> CheckedSubmission:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist; give the folder of results that `fedrank bench run` printed")
     if not (folder / MANIFEST).is_file():
         raise ValueError(
             f"it is not complete ({MANIFEST} is missing); run `fedrank bench run` on the submission to the end"

@@ -108,11 +108,11 @@ def read_submission(source: str | Path) -> Submission:
         found = [path / f"{MODULE}{suffix}" for suffix in (".toml", ".py") if (path / f"{MODULE}{suffix}").is_file()]
         if len(found) != 1:
             raise ValueError(f"{path} must contain one submission.toml or submission.py (it has {len(found)})")
-        return _checked(path.name, read_text(found[0]), found[0].suffix)
+        return _checked(path.name, _text(found[0]), found[0].suffix)
     if path.is_file():
         if path.suffix not in (".toml", ".py"):
             raise ValueError(f"a submission must be a .toml or .py file (got {path})")
-        return _checked(path.stem, read_text(path), path.suffix)
+        return _checked(path.stem, _text(path), path.suffix)
     if str(source) not in builtin_methods():
         raise FileNotFoundError(
             f"{str(source)!r} is not a file or a built-in method{did_you_mean(str(source), builtin_methods())}"
@@ -124,6 +124,13 @@ def read_submission(source: str | Path) -> Submission:
 def builtin_methods() -> dict[str, TomlTable]:
     """The built-in methods as submissions, by name."""
     return {SKYLINE: _SKYLINE} | tomllib.loads(resources.files(__package__).joinpath("methods.toml").read_text("utf-8"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text; save it with this encoding") from None
 
 
 def _checked(name: str, text: str, suffix: str) -> Submission:
