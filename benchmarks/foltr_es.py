@@ -13,13 +13,11 @@ import argparse
 from collections import defaultdict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.data.catalog import load
-from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.runs import load_runs
-from fedrank.ranking.click_models import CLICK_MODELS
-from fedrank.ranking.measures import ranking
+from fedrank.federated.clients import make_clients
+from fedrank.ranking.evolution import Evolution, expected_rewards
 from fedrank.ranking.model import load_weights
 
 PRINTED = {  # (user, ranker): on training queries, on test queries
@@ -32,17 +30,6 @@ PRINTED = {  # (user, ranker): on training queries, on test queries
 }
 
 
-def expected_max_rr(scores: NDArray[np.float32], data: RankingData, click: tuple[float, ...]) -> float:
-    """Mean over queries; `click` is the click probability by relevance label."""
-    chance = np.array(click)[data.grades[ranking(scores, data.offsets)]]
-    found = []
-    for begin, end in zip(data.offsets[:-1], data.offsets[1:], strict=True):
-        shown = chance[begin:end][:10]
-        unclicked = np.cumprod(np.concatenate([[1.0], 1 - shown[:-1]]))  # up to each rank
-        found.append((shown * unclicked / np.arange(1, len(shown) + 1)).sum())
-    return float(np.mean(found))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="the runs of thesis/mq2008-foltr-es")
@@ -51,13 +38,12 @@ def main() -> None:
     for run in load_runs(folder):
         click_model, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
         model, fold = load_weights(run.path), load("mq2008", run.fold)
-        click = CLICK_MODELS[click_model][3].click
-        found[click_model, ranker, chance].append(
-            [
-                expected_max_rr(model.ranker.score(model.weights, part.features), part, click)
-                for part in (fold.train, fold.test)
-            ]
-        )
+        learner = Evolution(ranker=model.ranker)
+        rewards = [
+            expected_rewards(learner, model.weights, make_clients(part, 1, click_model=click_model))
+            for part in (fold.train, fold.test)
+        ]
+        found[click_model, ranker, chance].append([np.mean(each) for each in rewards])
     if not found:
         raise SystemExit(f"no runs in {folder}; run fedrank papers run thesis/mq2008-foltr-es first")
     print("user, ranker, streams: models; training and test queries; as printed")

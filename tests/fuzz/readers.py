@@ -153,6 +153,7 @@ def _save_runs(folder: Path) -> None:
 
     path = write_run(folder, rounds=6, queries=4)
     (path / "clients.csv").write_text("client,ndcg@10\n0,0.5\n1,0.25\n")
+    (path / "rewards.csv").write_text("query,reward\na,0.5\nb,0.25\n")
     (path.parent.parent / "experiment.toml").write_text((path / "spec.toml").read_text())
 
 

@@ -25,7 +25,7 @@ from fedrank.kernels.evolution import answer
 from fedrank.kernels.show import best_first
 from fedrank.privacy.accounting import ResponseEvent, epsilon
 from fedrank.ranking.click_models import ClickModel
-from fedrank.ranking.evolution import MESSAGE, Evolution
+from fedrank.ranking.evolution import MESSAGE, Evolution, expected_rewards
 from fedrank.ranking.measures import ranking
 from fedrank.ranking.rankers import Linear, Relu
 from fedrank.seeds import Chance
@@ -221,6 +221,33 @@ def test_reward_by_hand():
     assert reward_with([0, 0, 1, 1], "dcg") == pytest.approx(1 / math.log2(4) + 1 / math.log2(5))
     assert reward_with([0] * 10 + [1], "max-rr") == 0.0  # rank 11 is never shown
     assert reward_with([0] * 9 + [1], "max-rr") == pytest.approx(1 / 10)
+
+
+def test_expected_reward_by_hand():
+    # The list is the file: labels 0, 1, 1. P(click | label) = .2, .5; half of the clicks on label 1 are the last ones.
+    data = RankingData(
+        -np.arange(3, dtype=np.float32)[:, None] - 1, np.array([0, 1, 1], np.int8), np.array([0, 3]), np.array(["q"])
+    )
+    clients = make_clients(data, 2, click_model=ClickModel((0.2, 0.5, 0.0), (0.0, 0.5, 0.0)))
+    first_click = 0.2 * 1 + 0.8 * 0.5 / 2 + 0.8 * 0.5 * 0.5 / 3
+    assert expected_rewards(Evolution(), np.array([1.0]), clients) == pytest.approx([first_click])
+    dcg = 0.2 + 0.5 / math.log2(3) + (1 - 0.5 * 0.5) * 0.5 / math.log2(4)
+    assert expected_rewards(Evolution(reward="dcg"), np.array([1.0]), clients) == pytest.approx([dcg])
+
+
+@pytest.mark.parametrize("reward", ["max-rr", "dcg"])
+def test_expected_rewards_are_the_mean_of_simulated_ones(reward):
+    data = made_up_data(queries=6, features=3, seed=4)
+    models = ["navigational", ClickModel((0.1, 0.6, 0.9), (0.3, 0.2, 0.5), attention_decay=0.7)]
+    weights = np.array([0.5, -1.0, 0.25])
+    learner = Evolution(reward=reward, deviation=1e-9)
+    for per, count in (("client", 2), ("interaction", 1)):
+        clients = make_clients(data, count, click_model=models, click_model_per=per, interactions=60_000)
+        expected = expected_rewards(learner, weights, clients)
+        measured = learner(weights, clients, Chance(1, 1)).observed.reward.mean()
+        assert expected.mean() == pytest.approx(measured, abs=0.006)  # about four standard errors
+    apart = make_clients(data, 2, partition=Own(), interactions=2)
+    assert expected_rewards(learner, weights, apart) is None
 
 
 def test_threads_selection_and_own_starts_change_nothing():

@@ -100,10 +100,10 @@ _RULES = (
     "s is the standard deviation of the n differences that were counted, c what they share. Over splits, folds and "
     "data sets, SE² = s² / n + c². Over queries, SE is that of a bootstrap over queries and seeds (2,000 fixed draws), "
     "c is its part of queries alone, and df follows from Satterthwaite.",
-    "Values by run, such as reward and online quality, are tested over folds, each with the mean over its seeds. Two "
-    "folds of five share half of their training queries, so c² = s² minus the variance of a fold's mean over its "
-    "seeds (Nadeau and Bengio 2003, with ρ / (1 - ρ) = 1), and s² has 0.64 (n - 1) degrees of freedom: a fold is a "
-    "window of three of five parts. Run folders do not have rewards by query, so a test over queries is not possible.",
+    "Rewards are tested over training queries. Values by run, such as online quality, are tested over folds, each with "
+    "the mean over its seeds. Two folds of five share half of their training queries, so c² = s² minus the variance of "
+    "a fold's mean over its seeds (Nadeau and Bengio 2003, with ρ / (1 - ρ) = 1), and s² has 0.64 (n - 1) degrees of "
+    "freedom: a fold is a window of three of five parts.",
     "Power is the probability that the design detects the difference that the paper reports, or else the smallest one "
     "of interest; d is the difference in standard deviations s.",
 )

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.ranking.click_models import SHOWN
 from fedrank.ranking.impressions import learn_one_by_one
 from fedrank.ranking.loops import as_sent, by_threads, loop_for, loops_of
+from fedrank.ranking.measures import ranking
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import (
@@ -201,6 +203,32 @@ def messages_of(seeds: NDArray[np.uint64], means: NDArray[np.float32]) -> NDArra
     sent = np.empty(len(seeds), dtype=MESSAGE)
     sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
     return sent
+
+
+def expected_rewards(learner: Evolution, weights: Weights, clients: SimulatedClients) -> NDArray[np.float64] | None:
+    """[queries]: the mean true reward that clients have with this model for each query that they draw from.
+
+    None unless all clients draw from the same queries and labels, by click models with probabilities.
+    """
+    data, queries = clients.data, clients.queries
+    unequal = len(clients.pools) > 2 or len(clients.grades) > 1 or clients.people is not None
+    if weights.ndim == 2 or unequal or clients.own_click_models:
+        return None
+    order = ranking(learner.ranker.score(weights, data.features), data.offsets)
+    sizes = np.minimum(np.diff(data.offsets)[queries], SHOWN)
+    rank, row = np.arange(SHOWN), data.offsets[queries][:, None] + np.arange(SHOWN)
+    there = rank < sizes[:, None]
+    labels = clients.grades[0, order[np.where(there, row, 0)]]  # [queries, ranks]
+    discount = kernels.elementary.discounts(SHOWN) if learner.reward == "dcg" else 1 / (rank + 1)
+    mixed = clients.click_model < 0  # a client that draws a click model at each interaction
+    share = np.bincount(clients.click_model[~mixed], minlength=len(clients.click)) + mixed.sum() / len(clients.click)
+    found = np.zeros(len(queries))
+    for click, stop, attention, part in zip(clients.click, clients.stop, clients.attention, share, strict=True):
+        clicked = np.where(there, click[labels] * attention, 0.0)
+        ends = clicked * stop[labels] if learner.reward == "dcg" else clicked  # of what counts: at the first click
+        goes_on = np.cumprod(np.column_stack([np.ones(len(queries)), 1 - ends[:, :-1]]), axis=1)
+        found += part / len(clients) * (clicked * goes_on * discount).sum(axis=1)
+    return found
 
 
 def keys_of(chance: Chance) -> tuple[np.uint64, np.uint64, np.uint64]:

@@ -222,6 +222,23 @@ def test_what_is_counted_follows_from_the_runs() -> None:
     assert contrast(variant("x", same), variant("y", {(2, 1): {"a": 0.1}}), "ndcg@10").repeats == 0
 
 
+def test_rewards_are_tested_over_training_queries() -> None:
+    def rewarded(name: str, shift: float) -> VariantRuns:
+        repeats = {}
+        for fold, seed in ((1, 1), (1, 2), (2, 1), (2, 2)):
+            ids = np.array(["a", "b", "c"] if fold == 1 else ["b", "c", "d"])
+            rewards = np.array([0.1, 0.4, 0.9]) + shift * np.array([1.0, 2.0, 3.0]) + 0.01 * seed
+            repeats[fold, seed] = RunValues(
+                {"reward": float(rewards.mean()), "online": 0.5}, rewards=(ids, {"reward": rewards})
+            )
+        return VariantRuns(name, name, {}, repeats)
+
+    found = contrast(rewarded("x", 0.1), rewarded("y", 0.0), "reward")
+    assert (found.unit, found.counted, found.repeats) == ("queries", 4, 4)
+    assert found.difference == pytest.approx(0.2)
+    assert contrast(rewarded("x", 0.1), rewarded("y", 0.0), "online").unit == "folds"
+
+
 def test_no_difference_at_all_has_no_error() -> None:
     same = variant("x", {(1, seed): {"a": 0.5, "b": 0.2} for seed in (1, 2)})
     found = contrast(same, same, "ndcg@10")

@@ -688,11 +688,11 @@ def what_final_means(analysis: Analysis) -> list[str]:
 
 RULE = (
     "Two variants are compared by one rule, in tables as in claims. Where values are known by query: a paired "
-    "bootstrap over the test queries of the last models, then over seeds, around the difference of final values; "
-    "degrees of freedom by Satterthwaite. Where another seed has other test queries: the corrected t-test of Nadeau "
-    "and Bengio (2003) over splits. Where values are known of runs only, such as online quality: a t-test over at "
-    "least three folds, corrected for the queries they share. Seeds measure random variation in training and are never "
-    "counted as data. p is corrected for the number of comparisons (Holm). These conclusions are about this data set; "
-    "“in general” is tested over data sets."
+    "bootstrap over the test queries of the last models (for rewards: training queries), then over seeds, around the "
+    "difference of final values; degrees of freedom by Satterthwaite. Where another seed has other test queries: the "
+    "corrected t-test of Nadeau and Bengio (2003) over splits. Where values are known of runs only, such as online "
+    "quality: a t-test over at least three folds, corrected for the queries they share. Seeds measure random variation "
+    "in training and are never counted as data. p is corrected for the number of comparisons (Holm). These conclusions "
+    "are about this data set; “in general” is tested over data sets."
 )
 _FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."

@@ -136,7 +136,8 @@ def _needed(claim: Stated, level: float) -> str:
     if error <= found.floor:
         times = (found.floor / error) ** 2
         here = f"{found.counted:,} queries" if found.unit == "queries" else f"{found.unit} of one data set"
-        more = f"more than {MOST:,}" if times > MOST else f"about {times:.2g}"
+        about = f"{max(1.1, math.ceil(10 * times) / 10):.1f}" if times < 10 else f"{math.ceil(times)}"
+        more = f"more than {MOST:,}" if times > MOST else f"about {about}"
         return f"too few queries: no number of runs on these {here} would decide it, {more} times as many queries would"
     count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "runs")
     variance, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.run_values import Repeat, RunValues, VariantRuns
+from fedrank.experiments.report.run_values import Repeat, VariantRuns
 from fedrank.experiments.report.statistics import LEVEL, power_of, t_quantile, t_tail
 from fedrank.seeds import rng_for
 
@@ -90,8 +90,9 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
 
     Values by query: a bootstrap over queries, then seeds (Owen 2007: rows and columns of a crossed table are drawn
     independently). Test queries that change with the seed: random splits, by the corrected t-test of Nadeau and Bengio
-    (2003). Values by run alone, such as online quality: by folds, corrected for the queries they share. `single` judges
-    one trained model by its queries: for the comparison with doing nothing, where the model itself is what users get.
+    (2003). Values by run alone, such as online quality: by folds, corrected for the queries they share. Rewards are
+    known by training query where all clients draw from the same ones. `single` judges one trained model by its queries:
+    for the comparison with doing nothing, where the model itself is what users get.
     """
     finals_of: dict[Repeat, float] = {}
     for repeat in (repeat for repeat in ours.repeats if repeat in theirs.repeats):
@@ -103,21 +104,22 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
     finals = np.array([*finals_of.values()])
     pairs = [(ours.repeats[repeat], theirs.repeats[repeat]) for repeat in finals_of]
     folds = np.array([fold for fold, _ in finals_of])
-    if any(column not in reading.queries for pair in pairs for reading in pair):
+    found = [(one.by_query(column), other.by_query(column)) for one, other in pairs]
+    both = [(one, other) for one, other in found if one is not None and other is not None]
+    if len(both) < len(found):
         return by_folds(finals, folds)
-    if any(not np.array_equal(one.query_ids, other.query_ids) for one, other in pairs):
+    if any(not np.array_equal(ids, others) for (ids, _), (others, _) in both):
         return Contrast(float(finals.mean()), repeats=len(finals), reason="they were tested on different queries")
-    if _is_split(folds, [one.query_ids for one, _ in pairs]):
+    if _is_split(folds, [ids for (ids, _), _ in both]):
         return by_splits(finals, float(np.mean([one.test_share for one, _ in pairs])))
-    found = [_known(one, other, column) for one, other in pairs]
-    return by_queries(finals, folds, [ids for ids, _ in found], [values for _, values in found], single)
+    known = [_known(ids, values - others) for (ids, values), (_, others) in both]
+    return by_queries(finals, folds, [ids for ids, _ in known], [values for _, values in known], single)
 
 
-def _known(one: RunValues, other: RunValues, column: str) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
+def _known(ids: NDArray[np.str_], differences: NDArray[np.float64]) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
     """Queries that a measure does not skip, and their differences."""
-    differences = one.queries[column] - other.queries[column]
     known = ~np.isnan(differences)
-    return one.query_ids[known], differences[known]
+    return ids[known], differences[known]
 
 
 def _is_split(folds: NDArray[np.int64], ids: Sequence[NDArray[np.str_]]) -> bool:

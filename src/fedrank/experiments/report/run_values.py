@@ -75,6 +75,14 @@ class RunValues:
     nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
     interactions: Line | None = None  # up to the rounds of the curves
     test_share: float = math.nan  # test queries for each that was trained on
+    rewards: tuple[NDArray[np.str_], dict[str, NDArray[np.float64]]] | None = None  # by training query; mostly none
+
+    def by_query(self, column: str) -> tuple[NDArray[np.str_], NDArray[np.float64]] | None:
+        """Queries and the value of each; None if the values of this column are known of the run only."""
+        for ids, columns in ((self.query_ids, self.queries), *([self.rewards] if self.rewards else [])):
+            if column in columns:
+                return ids, columns[column]
+        return None
 
     @property
     def without_model(self) -> RunValues:
@@ -187,6 +195,7 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
         run.nothing,
         counted,
         tested / trained if trained and tested else math.nan,
+        run.rewards,
     )
 
 

@@ -42,6 +42,7 @@ from fedrank.ranking.baseline_ranking import (
 )
 from fedrank.ranking.cuda.choice import choose, features_of
 from fedrank.ranking.cuda.measures import evaluator_on_device
+from fedrank.ranking.evolution import Evolution, expected_rewards
 from fedrank.ranking.learners import fine_tune, warm_up
 from fedrank.ranking.measures import Evaluator, average, measure
 from fedrank.ranking.model import Model, load_weights, origin, save_model
@@ -225,6 +226,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         weights,
         notes=_last_notes(experiment, state.round, last, excluded),
         clients=columns,
+        rewards=_rewards(experiment, weights, simulated),
         card=card,
         promotion=promoted and promotion(weights, ranker, run.evaluator.data, promoted.features),
     )
@@ -373,6 +375,15 @@ def per_query(evaluator: Evaluator, weights: Weights, ranker: Ranker) -> NDArray
     """[measures, queries]: the mean over the models if there are several."""
     values = evaluator.per_query(weights, ranker)
     return average(np.moveaxis(values, 1, -1)) if weights.ndim == 2 else values
+
+
+def _rewards(
+    experiment: FederatedExperiment, weights: Weights, clients: SimulatedClients
+) -> tuple[Sequence[str], NDArray[np.float64]] | None:
+    """Training queries and the expected reward of the last model for each, if it is known."""
+    learner = experiment.learner
+    values = expected_rewards(learner, weights, clients) if isinstance(learner, Evolution) else None
+    return None if values is None else (clients.data.query_ids[clients.queries].tolist(), values)
 
 
 def by_client(

@@ -90,6 +90,12 @@ class Run(DisplayMixin, Facts):
         return _read_queries(*_version_of(self._file("queries.csv")))
 
     @property
+    def rewards(self) -> Queries:
+        """Training queries, and the expected reward of the last model for each; empty where it is not known."""
+        file = self._file("rewards.csv")
+        return _read_queries(*_version_of(file)) if os.path.exists(file) else (np.array([], dtype=np.str_), {})
+
+    @property
     def nothing(self) -> dict[str, Column]:
         """Each measure per query, in the order of `queries`, for the baseline ranking; empty if it was not measured."""
         file = self._file(NOTHING)
@@ -203,7 +209,7 @@ class Run(DisplayMixin, Facts):
             self.rounds  # noqa: B018
             if os.path.exists(self._file("queries.csv")):
                 self.queries  # noqa: B018
-            self.nothing, self.model, self.seconds  # noqa: B018
+            self.nothing, self.rewards, self.model, self.seconds  # noqa: B018
         except (OSError, ValueError) as problem:
             return self.broken(error_message(problem))
         return self

@@ -15,6 +15,7 @@ TRACES = {
     "checkpoint.npz": "the model that was trained on their data, and the state of clients between rounds",
     "rounds.csv": "quality after every round, which their updates influenced",
     "queries.csv": "quality of that model by query",
+    "rewards.csv": "reward of that model by training query",
     "clients.csv": "one row for each of them: queries, interactions, quality",
     "privacy.json": "the privacy guarantees of all clients, including them",
     "ledger/*": "the rounds in which they participated",

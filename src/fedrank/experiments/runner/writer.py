@@ -43,7 +43,8 @@ TIES = "equal scores are ordered by a fixed shuffle of positions, which favours 
 NOISE = "from the system's secure source: a repeated run gives different numbers"
 # Files that a run deletes when it ends; the ledger is kept, because sent updates cannot be recalled.
 AT_THE_END = (
-    "queries.csv", "nothing.csv", "clients.csv", "validation.csv", "selected.npz", "model.json", "privacy.json",
+    "queries.csv", "nothing.csv", "rewards.csv", "clients.csv", "validation.csv", "selected.npz", "model.json",
+    "privacy.json",
 )  # fmt: skip
 
 
@@ -337,6 +338,7 @@ class RunWriter:
         queries: tuple[Sequence[str], NDArray[np.float64]] | None,  # ids, and [measures, queries]; None: not measured
         baseline: BaselineRanking | None,  # the baseline ranking on the same queries
         clients: Mapping[str, Sequence[Any]] | None = None,  # columns of clients.csv
+        rewards: tuple[Sequence[str], NDArray[np.float64]] | None = None,  # training queries, and the reward of each
         card: Card | None = None,
         **facts: Any,
     ) -> None:
@@ -351,6 +353,10 @@ class RunWriter:
                 write_atomic(self.folder / name, rows, private=True)
             about = f"{baseline.name}; {baseline.about}" if baseline.about else baseline.name
             given, conventions = baseline.name, conventions | {"do nothing": f"the baseline ranking: {about}"}
+        if rewards is not None:
+            write_atomic(
+                self.folder / "rewards.csv", table(["query", "reward"], zip(*rewards, strict=True)), private=True
+            )
         if clients:
             rows = table(list(clients), zip(*clients.values(), strict=True))
             write_atomic(self.folder / "clients.csv", rows, private=True)
