@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
-from fedrank.experiments.bench import tasks
+from fedrank.experiments.bench import confine, tasks
 from fedrank.experiments.bench.board import card, comparison, leaderboard, read_entries, smallest_difference, write_page
 from fedrank.experiments.bench.check import check_folder
 from fedrank.experiments.bench.run import MANIFEST, recorded_files, run_submission
@@ -335,6 +335,42 @@ def test_another_submission_with_the_same_name_is_not_overwritten(board, tmp_pat
         run_submission(other, board.parent, short=True)
 
 
+FORKS = """
+import os, time
+
+for _ in range(120):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(1e6)
+time.sleep(1e6)
+"""
+MANY = """
+import os, time
+
+for _ in range(8):
+    if os.fork() == 0:
+        break
+big = bytearray(1 << 26)
+time.sleep(1e6)
+"""
+PICKLE = """
+import os, pickle, struct, time
+from contextlib import suppress
+
+
+class Run:
+    def __reduce__(self):
+        return os.mkdir, ("OUTSIDE",)
+
+
+told = pickle.dumps(Run())
+for pipe in range(3, 64):
+    with suppress(OSError):
+        os.write(pipe, struct.pack("!i", len(told)) + told)
+time.sleep(1e6)
+"""
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("before", "reason"),
@@ -343,16 +379,31 @@ def test_another_submission_with_the_same_name_is_not_overwritten(board, tmp_pat
         ("import time; time.sleep(1e6)", "did not finish within 0.05 minutes"),
         ("import os; os._exit(7)", r"its process ended \(exit code 7\)"),
         ("big = bytearray(1 << 45)", "MemoryError|memory|cannot be imported"),
+        (FORKS, "its code started more than 100 processes, and was ended"),
+        (PICKLE, "its process sent an invalid message|its process ended"),
+        (MANY, "its code used more than 0 GiB of memory, and was ended"),
+        ("open('OUTSIDE', 'w')", "Permission denied: 'OUTSIDE'"),
+        ("import shutil; shutil.rmtree('OTHERS')", "Permission denied"),
     ],
 )
-def test_code_that_fails_or_hangs_is_refused_by_name(tmp_path, before, reason):
+def test_code_that_fails_or_hangs_is_refused_by_name(tmp_path, board, monkeypatch, before, reason):
+    if before == MANY:
+        monkeypatch.setattr(confine, "MEMORY", 1 << 29)
+    outside, others = tmp_path / "outside", board / "slow"
+    before, reason = (text.replace("OUTSIDE", str(outside)).replace("OTHERS", str(others)) for text in (before, reason))
     submission = read_submission(written(tmp_path, CLASS.format(before=before), "half.py"))
+    processes = confine.adopt_orphans()
     with pytest.raises(ValueError, match=rf"half: poisoned: .*({reason})"):
-        run_submission(submission, tmp_path, short=True, minutes=0.05 if "sleep" in before else 60)
-    _, refused = read_entries([tmp_path / "short-1" / "half"])
+        run_submission(
+            submission, tmp_path / "out", short=True, minutes=0.05 if before.endswith("; time.sleep(1e6)") else 60
+        )
+    _, refused = read_entries([tmp_path / "out" / "short-1" / "half"])
     assert refused == [
         "half: it is not complete (bench.json is missing); run `fedrank bench run` on the submission to the end"
     ]
+    assert not outside.exists()
+    assert check_folder(others).name == "slow"
+    assert not confine.descendants(processes)
 
 
 @pytest.mark.process

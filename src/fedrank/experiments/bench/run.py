@@ -9,16 +9,18 @@ import json
 import math
 import multiprocessing
 import os
-import signal
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from fedrank.experiments.bench.confine import LONGEST, adopt_orphans, confine, received
 from fedrank.experiments.bench.submission import Submission
 from fedrank.experiments.bench.tasks import (
     GENERATED,
@@ -40,12 +42,12 @@ from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.runner.unlearning import unlearn_runs
 from fedrank.experiments.spec.families import build
 from fedrank.files import error_message, read_bytes, write_atomic
+from fedrank.kernels.compile import COMPILED_IN
 from fedrank.progress import quiet
 from fedrank.unlearning.methods import Unlearner
 
 MANIFEST, VERIFIED, VERIFY = "bench.json", "verified.json", "verify"  # VERIFY: folder of the runs with derived seeds
 FILES = ("spec.toml", "rounds.csv", "queries.csv", "nothing.csv", "privacy.json")  # of a run, whose bytes are recorded
-MEMORY = 16 << 30  # bytes of address space of each process of a Python submission
 RARE = 0.00135  # probability that public seeds are better than derived ones by as much as is refused: 3 standard errors
 
 Told = Callable[[str], None]
@@ -88,12 +90,19 @@ def run_submission(
             return folder
     if verify and not (folder / MANIFEST).is_file():
         raise ValueError(f"{submission.name}: run it with the public seeds first, without --verify")
-    bounded = submission.suffix == ".py"
-    digests: dict[str, str] = {}
-    for task in submission.tasks:
-        tell(f"{submission.name}: {task}: {', '.join(cells[task])}")
-        work = (submission, folder, task, cells[task], short, verify, workers, progress)
-        digests |= _bounded(work, minutes) if bounded else _work(*work)
+    digests = data_digests(submission.grid(task, cells[task], short, full_check=False) for task in submission.tasks)
+    check_data(digests)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        private, bounded = Path(place).resolve(), submission.suffix == ".py"
+        if bounded and Path(COMPILED_IN).is_dir():  # a copy, since code could change what other processes load
+            shutil.copytree(COMPILED_IN, private / "compiled")
+        for task in submission.tasks:
+            tell(f"{submission.name}: {task}: {', '.join(cells[task])}")
+            work = (submission, folder, task, cells[task], short, verify, workers, progress)
+            if bounded:
+                _bounded(work, minutes, private, tell)
+            else:
+                _work(*work)
     if verify:
         write_atomic(folder / VERIFIED, json.dumps(verification(submission, folder), indent=1) + "\n")
         return folder
@@ -125,14 +134,12 @@ def _work(
     verify: bool,
     workers: int,
     progress: Callable[[], Any] | None,
-) -> dict[str, str]:
-    """Run one task and return the digests of its data; the code of a submission is imported here."""
+) -> None:
+    """Run one task; the code of a submission is imported here."""
     if submission.suffix == ".py":
         sys.path.insert(0, str(folder.resolve()))
     public = submission.grid(task, cells, short)
     grid = submission.grid(task, cells, short, submission.seeds(len(public.base.seeds))) if verify else public
-    digests = data_digests([grid])
-    check_data(digests)
     out = folder / VERIFY if verify else folder
     with progress() if progress else nullcontext(quiet) as show:
         results = run_experiment(grid, task, out, workers=workers, progress=show)
@@ -146,64 +153,57 @@ def _work(
         for cell in cells if task == "unlearning" else ():
             unlearner = build(Unlearner, submission.parts(task, cell)["unlearner"], "unlearner")
             unlearn_runs([out / task / cell], [LEAVING], unlearner, out, UNLEARNED, trust=True, progress=show)
-    return digests
 
 
-def _bounded(work: tuple[Any, ...], minutes: float) -> dict[str, str]:
-    """Do the work in a process with a separate session, which is ended with all its processes after its time."""
-    submission, _, task = work[:3]
-    context = multiprocessing.get_context("spawn")
+def _bounded(work: tuple[Any, ...], minutes: float, private: Path, tell: Told) -> None:
+    """Do the work in a process with limits; it may write in the folder of the submission and in `private` only."""
+    submission, folder, task = work[:3]
+    context, others = multiprocessing.get_context("spawn"), adopt_orphans()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, work, os.environ.copy()))
-    process.start()
-    pid = process.pid
-    assert pid is not None
+    process = context.Process(target=_child, args=(theirs, work, [folder.resolve(), private]))
+    with _environment(FEDRANK_CACHE=private, NUMBA_CACHE_DIR=private / "compiled", TMPDIR=private):
+        process.start()
     theirs.close()
     where = f"{submission.name}: {task}"
     try:
-        if not ours.poll(minutes * 60):
-            raise ValueError(
-                f"{where}: its code did not finish within {minutes:g} minutes, and was ended; finished runs are kept. "
-                "Raise --minutes if it is only slow"
-            )
-        kind, value = ours.recv()
-    except (EOFError, ConnectionError):
-        process.join()
-        raise ValueError(
-            f"{where}: its process ended (exit code {process.exitcode}); memory may have run out"
-        ) from None
+        message = received(process, ours, minutes * 60, where, others)
     except KeyboardInterrupt:
-        os.kill(pid, signal.SIGINT)
-        process.join(30)
         raise Interrupted from None
-    finally:
-        process.kill()
-        with suppress(ProcessLookupError):  # it had not begun its session, or all its processes ended
-            os.killpg(pid, signal.SIGKILL)
-        process.join()
+    kind, _, text = message.decode(errors="replace").partition(" ")
     if kind == "stopped":
         raise Interrupted
-    if kind == "failed":
-        raise ValueError(value)
-    found: dict[str, str] = value
-    return found
+    if kind != "done":
+        reason = text if kind == "failed" else "its process sent an invalid message"
+        raise ValueError(reason if reason.startswith(f"{submission.name}: ") else f"{where}: {reason}")
+    if text:
+        tell(f"{where}: {text}")
 
 
-def _child(pipe: Connection, work: tuple[Any, ...], environment: dict[str, str]) -> None:
-    os.setsid()  # so all its processes can be ended together
-    os.environ.update(environment)
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+@contextmanager
+def _environment(**changes: Path) -> Iterator[None]:
+    """Change environment variables for a process that starts now."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update({name: str(value) for name, value in changes.items()})
     try:
-        pipe.send(("done", _work(*work)))
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _child(pipe: Connection, work: tuple[Any, ...], folders: list[Path]) -> None:
+    confined = confine(folders)
+    try:
+        _work(*work)
+        message = "done" + " its writes could not be limited on this system" * (not confined)
     except (Interrupted, KeyboardInterrupt):
-        pipe.send(("stopped", ""))
+        message = "stopped"
     except BaseException as problem:  # code of a submission may raise anything
-        name, task = work[0].name, work[2]
-        text = error_message(problem) or type(problem).__name__
-        pipe.send(("failed", text if text.startswith(f"{name}: ") else f"{name}: {task}: {text}"))
+        message = f"failed {error_message(problem) or type(problem).__name__}"
+    pipe.send_bytes(message.encode(errors="replace")[:LONGEST])
 
 
 def measured_runs(folder: Path, task: str) -> Runs:
