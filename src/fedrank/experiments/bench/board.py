@@ -24,14 +24,17 @@ from fedrank.files import write_atomic
 MEASURE = "ndcg@10"
 POWER = 0.8
 RULES = (
-    f"Every submission may try {TRIED} settings before it is frozen, on validation queries; `tried` is what its author "
+    f"Every submission may try {TRIED} settings before it is frozen, on validation queries; “tried” is what its author "
     "states.",
     "Do nothing is the order that users have without learning; in unlearning, the model that was not changed.",
     "Skyline: the true relevance labels of all queries on one server; in unlearning, training again without the "
     "client; in silos, one model on the lists of all silos with three times the passes.",
     f"Smallest difference: what a two-sided test at {LEVEL:.0%} shows with a probability of {POWER:.0%} in this cell.",
-    "Rows are checked for their bytes (data, seeds, specs, files). Only `fedrank bench run SUBMISSION --verify` finds "
+    "Rows are checked for their bytes (data, seeds, specs, files). Only “fedrank bench run SUBMISSION --verify” finds "
     "rows that were invented, or settings that fit the public seeds.",
+)
+WORSE = (
+    f"▼: significantly worse than doing nothing (p < {LEVEL:g}, over queries, corrected for the rows of the column)."
 )
 
 
@@ -75,47 +78,60 @@ def skyline_row(entries: Sequence[CheckedSubmission], key: Cell) -> VariantRuns 
 def leaderboard(entries: Sequence[CheckedSubmission], refused: Sequence[str]) -> list[Section]:
     """One table for each task: do nothing first, then the skyline, then submissions by their first cell."""
     short = bool(entries) and entries[0].short
-    title = f"FOLTR-Bench {VERSION}{', short form' * short}"
-    first = Section(title).paragraph(f"{MEASURE}, mean ± standard deviation over repeats. Higher is better.")
-    sections = [first.points(RULES)]
+    page = Section(f"FOLTR-Bench {VERSION}{', short form' * short}").paragraph(
+        f"{MEASURE}, mean ± standard deviation over repeats. Higher is better. “fedrank bench compare” wrote this page "
+        "from run folders; “How to submit to FOLTR-Bench” in the documentation describes the tasks and their cells."
+    )
+    page = page.points(RULES)
     if short:
-        sections[0] = sections[0].paragraph(
-            "The short form shows that a submission works. Its numbers are not results."
-        )
+        page = page.paragraph("The short form shows that a submission works. Its numbers are not results.")
     for task in SETTINGS:
         members = [entry for entry in entries if task in entry.submission.tasks and not entry.submission.is_skyline]
         if members:
-            sections.append(_task_table(task, members, entries, short))
-    if refused:
-        sections.append(Section("Refused").points(refused))
-    return sections
+            page = page.add(_task_table(task, members, entries, short))
+    times = [(entry.name, duration(entry.cpu_seconds)) for entry in sorted(entries, key=lambda one: -one.cpu_seconds)]
+    page = page.add(Section("Processor time").pairs(times))
+    return [page.add(Section("Refused").points(refused)) if refused else page]
 
 
 def _task_table(
     task: str, members: Sequence[CheckedSubmission], entries: Sequence[CheckedSubmission], short: bool
 ) -> Section:
     cells = [cell for cell in cells_of(task, short) if any((task, cell) in entry.rows for entry in members)]
+    worse = {cell: _worse_than_nothing(members, (task, cell)) for cell in cells}
 
     def mean(entry: CheckedSubmission) -> float:
         row = entry.rows.get((task, cells[0]))
         return -math.inf if row is None else row.summary(MEASURE).mean
 
-    def shown(rows: Sequence[VariantRuns | None]) -> list[str]:
-        return ["-" if row is None else spread(MEASURE, row.summary(MEASURE)) for row in rows]
+    def shown(rows: Sequence[VariantRuns | None], name: str = "") -> list[Shown]:
+        return [
+            Shown("-" if row is None else spread(MEASURE, row.summary(MEASURE)), mark="▼" * (name in worse[cell]))
+            for cell, row in zip(cells, rows, strict=True)
+        ]
 
     nothing = [next(entry.nothing[task, cell] for entry in members if (task, cell) in entry.rows) for cell in cells]
     sky = [skyline_row(entries, (task, cell)) for cell in cells]
     lines = [[NOTHING, *shown(nothing), "", ""], [SKYLINE, *shown(sky), "", ""]]
     for entry in sorted(members, key=lambda entry: -mean(entry)):
         rows = [entry.rows.get((task, cell)) for cell in cells]
-        lines.append([entry.name, *shown(rows), str(entry.submission.tried), _verified(entry)])
+        lines.append([entry.name, *shown(rows, entry.name), str(entry.submission.tried), _verified(entry)])
     power = [number(MEASURE, frozen().smallest.get(f"{task}/{cell}", math.nan)) for cell in cells]
     if not short:
         lines.append(["smallest difference", *power, "", ""])
-    section = Section(task).table(["", *cells, "tried", "verified"], lines)
+    header, notes = ["", *cells, "tried", "verified"], [WORSE] if any(worse.values()) else []
+    section = Section(task).table(header, lines, notes=notes)
     if task == "unlearning":
         section = section.pairs((entry.name, _cost(entry)) for entry in members)
     return section
+
+
+def _worse_than_nothing(members: Sequence[CheckedSubmission], key: Cell) -> set[str]:
+    """Names of the submissions that are significantly worse than doing nothing in a cell."""
+    here = [entry for entry in members if key in entry.rows]
+    found = [contrast(entry.rows[key], entry.nothing[key], MEASURE, single=True) for entry in here]
+    adjusted = holm([one.p for one in found])
+    return {e.name for e, one, p in zip(here, found, adjusted, strict=True) if p < LEVEL and one.difference < 0}
 
 
 def _cost(entry: CheckedSubmission) -> str:
