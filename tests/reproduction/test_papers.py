@@ -497,9 +497,9 @@ def printed_claims(page: str) -> list[tuple[float, tuple[float, float], str]]:
     rows = []
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| ") and ": s " in line and len(cells) == 7:
+        if line.startswith("| ") and ": s " in line and len(cells) == 8:
             low, high = (float(value.replace(",", "")) for value in cells[4].split(" to "))
-            rows.append((float(cells[3].replace(",", "")), (low, high), cells[6]))
+            rows.append((float(cells[3].replace(",", "")), (low, high), cells[7]))
     return rows
 
 

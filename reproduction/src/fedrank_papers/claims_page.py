@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrank.experiments.report.analysis import analyse
-from fedrank.experiments.report.claims import SMALLEST, SMALLEST_RECIPROCAL, Verdict
+from fedrank.experiments.report.claims import ENOUGH, SMALLEST, SMALLEST_RECIPROCAL, Verdict
 from fedrank.experiments.report.formatting import duration, effect_size, heading, interval, signed
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.published_values import WITHIN
-from fedrank.experiments.report.sections import Cell, Part, Section, Table, paragraph
+from fedrank.experiments.report.sections import Cell, Part, Points, Section, Table, paragraph
 from fedrank.experiments.report.statistics import LEVEL, t_quantile
 from fedrank.experiments.report.tables import power, tested_over
 from fedrank.experiments.runner.runs import load_runs
@@ -62,7 +62,7 @@ def claims_page(known: Sequence[Paper], everything: Sequence[Record], evidence: 
         ),
         paragraph(_cost(everything)),
         _counts(known, everything),
-        Section("How to read and recompute a row", tuple(map(paragraph, (*_RULES, *notes)))),
+        Section("How to read and recompute a row", (*map(paragraph, _RULES), Points(_SYMBOLS), *map(paragraph, notes))),
     ]
     for title, over, some in _by_paper(known, everything):
         if any(record.claims for record in some):
@@ -93,19 +93,30 @@ _RULES = (
     f"difference of interest: {SMALLEST:g} of a measure that ends at 1, {SMALLEST_RECIPROCAL:g} of a reciprocal rank "
     "(mrr, reward), or the paper's difference if that is smaller. A claim that two are alike holds if the interval is "
     "inside its margin (the number after “power ... for”), and does not hold if it is outside. Everything else is "
-    "undecided: a note says what is too few, and what would decide it.",
-    f"The interval is difference ± t × SE, where t is the quantile 1 - {LEVEL:g} / (2 k) of Student's distribution "
-    f"with df degrees of freedom; {LEVEL:g} / k is the share of the level that Holm's procedure gives the claim: of "
-    "the tested claims of an experiment the clearest is judged with k = their number, the next with one less.",
-    "s is the standard deviation of the n differences that were counted, c what they share. Over splits, folds and "
-    "data sets, SE² = s² / n + c². Over queries, SE is that of a bootstrap over queries and seeds (2,000 fixed draws), "
-    "c is its part of queries alone, and df follows from Satterthwaite.",
-    "Rewards are tested over training queries. Values by run, such as online quality, are tested over folds, each with "
-    "the mean over its seeds. Two folds of five share half of their training queries, so c² = s² minus the variance of "
-    "a fold's mean over its seeds (Nadeau and Bengio 2003, with ρ / (1 - ρ) = 1), and s² has 0.64 (n - 1) degrees of "
-    "freedom: a fold is a window of three of five parts.",
-    "Power is the probability that the design detects the difference that the paper reports, or else the smallest one "
-    "of interest; d is the difference in standard deviations s.",
+    "undecided.",
+    "The interval is difference ± t × SE. The last column has the numbers from which it follows:",
+)
+_SYMBOLS = (
+    "n and its unit, at the beginning: what was counted. Queries if values are known by query (every offline measure, "
+    "and rewards by training query), random splits if another seed has other test queries, folds if values are known "
+    "by run only (online quality), and data sets in the section over several of them.",
+    "s: standard deviation of the n differences; over folds, each is the mean over its seeds.",
+    "c: the part of SE that more runs do not reduce, because runs share queries. Over queries: the part of the queries "
+    "alone. Over splits: c² = s² × test queries / training queries (Nadeau and Bengio 2003). Over folds: c² = s² minus "
+    "the variance of a fold's mean over its seeds, since two folds of five share half of their training queries.",
+    "SE: standard error. Over splits, folds and data sets, SE² = s² / n + c². Over queries, that of a bootstrap over "
+    "queries and seeds (2,000 fixed draws).",
+    "df: degrees of freedom. n - 1 over splits and data sets; 0.64 (n - 1) over folds, which are windows of three of "
+    "five parts; by Satterthwaite over queries.",
+    f"k: the claim is judged at the level {LEVEL:g} / k, its share in Holm's procedure: of the tested claims of an "
+    "experiment the clearest is judged with k = their number, the next one with one less.",
+    f"t: the quantile 1 - {LEVEL:g} / (2 k) of Student's distribution with df degrees of freedom.",
+    "d: the difference divided by s.",
+    "Power: the probability that the design detects the difference that the paper reports, or else the smallest one of "
+    "interest.",
+    f"Would decide it: how many queries (times as many as here) or runs would give a verdict with a probability of "
+    f"{ENOUGH:.0%}, if the difference is the one that was measured. “Times the queries” means that no number of runs "
+    "on these queries is enough.",
 )
 
 
@@ -152,12 +163,12 @@ def _claims(some: Sequence[Record]) -> Table:
     for record in some:
         for claim in record.claims:
             found, column = claim.contrast, claim.column
-            verdict = Cell(reasons.short(claim), strong=not claim.reason)
+            verdict = Cell(claim.verdict if claim.needed else reasons.short(claim), strong=not claim.reason)
             shown = (signed(column, found.difference), interval(column, claim.low, claim.high), power(claim))
             where = f"{record.name}{f' {NOTED}' if record.note else ''}, {heading(column)}"
-            rows.append([Cell(claim.says), Cell(where), verdict, *map(Cell, (*shown, _numbers(claim)))])
-    header = ["claim", "experiment, measure", "verdict", "difference", "interval", "power", "computed from"]
-    return Table(header, rows, 3, reasons.notes)
+            rows.append([Cell(claim.says), Cell(where), verdict, *map(Cell, (*shown, claim.needed, _numbers(claim)))])
+    header = ["claim", "experiment, measure", "verdict", "difference", "interval", "power", "would decide it"]
+    return Table([*header, "computed from"], rows, 3, reasons.notes)
 
 
 def _numbers(claim: Verdict) -> str:

@@ -54,6 +54,7 @@ class Verdict(Stated):
     power: float = math.nan  # of the design, for that difference
     reason: str = ""  # why the verdict is not clear
     outlook: str = ""  # where it is OPEN: what more repeats would show; part of the reason
+    needed: str = ""  # the same in short: how many queries, runs or data sets would decide it
 
 
 def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
@@ -95,12 +96,12 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     judged = Verdict(**vars(claim), verdict=verdict, level=level, low=low, high=high, sought=sought, power=power)
     if verdict != OPEN:
         return judged
-    outlook = _needed(claim, level)
+    needed, outlook = _needed(claim, level)
     could = f"power {power:.2f} to show them alike"
     if within is None:
         whose = "the paper's difference" if claim.reported else "the smallest of interest"
         could = f"power {power:.2f} for {sought:.3g}, {whose}"
-    return replace(judged, reason=f"{could}; {outlook}", outlook=outlook)
+    return replace(judged, reason=f"{could}; {outlook}", outlook=outlook, needed=needed)
 
 
 def _on_these_queries(found: Contrast) -> str:
@@ -123,8 +124,8 @@ def _decided_at(claim: Stated) -> float:
     return min(found.beyond(claim.within - far), found.beyond(far - claim.within))
 
 
-def _needed(claim: Stated, level: float) -> str:
-    """What is too few for a verdict, and what would decide it if the difference is the one that was measured."""
+def _needed(claim: Stated, level: float) -> tuple[str, str]:
+    """What would decide a claim if the difference is the one that was measured; in short, and with what is too few."""
     from scipy.special import ndtri
 
     found, within = claim.contrast, claim.within
@@ -137,11 +138,14 @@ def _needed(claim: Stated, level: float) -> str:
         times = (found.floor / error) ** 2
         here = f"{found.counted:,} queries" if found.unit == "queries" else f"{found.unit} of one data set"
         about = f"{max(1.1, math.ceil(10 * times) / 10):.1f}" if times < 10 else f"{math.ceil(times)}"
-        more = f"more than {MOST:,}" if times > MOST else f"about {about}"
-        return f"too few queries: no number of runs on these {here} would decide it, {more} times as many queries would"
+        more = f"more than {MOST:,} times" if times > MOST else f"about {about} times"
+        return f"{more.removeprefix('about ')} the queries", (
+            f"too few queries: no number of runs on these {here} would decide it, {more} as many queries would"
+        )
     count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "runs")
     variance, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if variance > MOST * room:
-        return f"too few {what}: more than {MOST:,} would be needed, instead of {count:,}"
+        more = f"more than {MOST:,}"
+        return f"{more} {what}", f"too few {what}: {more} would be needed, instead of {count:,}"
     wanted = max(math.ceil(variance / room), count + 1)
-    return f"too few {what}: about {wanted:,} instead of {count:,} would decide it"
+    return f"{wanted:,} {what}", f"too few {what}: about {wanted:,} instead of {count:,} would decide it"
