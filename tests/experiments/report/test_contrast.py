@@ -165,6 +165,21 @@ def test_no_effect_over_folds_that_share_their_queries(seeds: int, luck: float) 
     assert share([rotated(rng, seeds, luck) for _ in range(600)]) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600)
 
 
+@pytest.mark.long
+def test_no_effect_over_training_queries_of_folds_that_share_them() -> None:
+    rng, where = np.random.default_rng(11), np.repeat(np.arange(5), 2)
+
+    def rewarded() -> Contrast:
+        parts = rng.normal(0, OF_QUERIES, (5, 20))  # of queries: each has its own difference, in three of five folds
+        ids = [np.array([f"{(fold + i) % 5} {q}" for i in range(3) for q in range(20)]) for fold in where]
+        values = [parts[(fold + np.arange(3)) % 5].ravel() + rng.normal(0, LUCK) for fold in where]
+        return by_queries(np.array([each.mean() for each in values]), where + 1, ids, values)
+
+    found = [rewarded() for _ in range(300)]
+    assert share(found) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+    assert {one.counted for one in found} == {100}
+
+
 def test_folds_by_hand() -> None:
     # Fold means of the differences: 0.01, 0.02, 0.06; seeds of a fold differ by 0.02: a variance of 0.0002, halved.
     gains = {(1, 1): 0.00, (1, 2): 0.02, (2, 1): 0.01, (2, 2): 0.03, (3, 1): 0.05, (3, 2): 0.07}
