@@ -140,7 +140,9 @@ def test_repeats_do_not_help_where_queries_are_too_few() -> None:
     found = judge(stated(0.02, 0.02, floor=0.019))
     times = (0.019 / (0.02 / (1.959964 + 0.841621))) ** 2
     no_use = "no number of runs on these 13 queries would decide it"
-    assert found.reason.endswith(f"too few queries: {no_use}, about {math.ceil(10 * times) / 10:.1f} times as many queries would")
+    assert found.reason.endswith(
+        f"too few queries: {no_use}, about {math.ceil(10 * times) / 10:.1f} times as many queries would"
+    )
 
 
 def test_a_design_that_cannot_tell_says_so() -> None:
