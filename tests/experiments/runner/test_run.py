@@ -49,7 +49,8 @@ def one_task(folder, **changes) -> Task:
 
 
 def content(folder) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in ("rounds.csv", "queries.csv", "model.json", "spec.toml")}
+    names = ("rounds.csv", "queries.csv", "rewards.csv", "model.json", "spec.toml")
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
 def test_a_run_writes_what_it_promises(tmp_path):
@@ -129,6 +130,12 @@ def test_stopping_and_resuming_changes_nothing(tmp_path, methods, monkeypatch):
         stops += 1
     assert stops >= 4
     assert content(whole.folder) == content(parts.folder)
+    queries, rewards = load_runs(whole.folder)[0].rewards
+    if "truth" in methods.get("learner", {}):
+        assert len(queries) == load_runs(whole.folder)[0].data["train_queries"]
+        assert 0 < rewards["reward"].mean() < 1
+    else:
+        assert not len(queries)
 
 
 def test_apart_and_partial_participation_resume_too(tmp_path, monkeypatch):
