@@ -152,6 +152,20 @@ def test_the_smallest_difference_has_a_power_of_four_fifths():
     assert math.isnan(smallest_difference(Contrast(0.1)))
 
 
+def test_the_published_leaderboard_has_every_method_in_every_cell_that_it_enters():
+    page = (Path(__file__).parents[3] / "reproduction" / "foltr-bench.md").read_text(encoding="utf-8")
+    for task in SETTINGS:
+        table = page.split(f"\n## {task}\n")[1].partition("\n## ")[0]
+        lines = [line[2:-2].split(" | ") for line in table.splitlines() if line.startswith("|")]
+        rows = {name: cells for name, *cells in lines}
+        methods = [name for name in builtin_methods() if name != SKYLINE and task in read_submission(name).tasks]
+        assert rows[""] == [*cells_of(task), "tried", "verified"]
+        for name in (*methods, SKYLINE, "do nothing"):
+            assert all(re.match(r"0\.\d{4} ± ", cell) for cell in rows[name][: len(cells_of(task))])
+        powers = [f"{frozen().smallest[f'{task}/{cell}']:.4f}" for cell in cells_of(task)]
+        assert rows["smallest difference"][: len(powers)] == powers
+
+
 @pytest.fixture(scope="module")
 def small():
     """Tasks of five rounds on one fold, so that a run takes a moment; their data and specs are checked as ever."""

@@ -89,8 +89,9 @@ def leaderboard(entries: Sequence[CheckedSubmission], refused: Sequence[str]) ->
         members = [entry for entry in entries if task in entry.submission.tasks and not entry.submission.is_skyline]
         if members:
             page = page.add(_task_table(task, members, entries, short))
-    times = [(entry.name, duration(entry.cpu_seconds)) for entry in sorted(entries, key=lambda one: -one.cpu_seconds)]
-    page = page.add(Section("Processor time").pairs(times))
+    times = [(entry.name, entry.cpu_seconds) for entry in sorted(entries, key=lambda one: -one.cpu_seconds)]
+    times = [("together", sum(seconds for _, seconds in times)), *times]
+    page = page.add(Section("Processor time").pairs((name, duration(seconds)) for name, seconds in times))
     return [page.add(Section("Refused").points(refused)) if refused else page]
 
 
