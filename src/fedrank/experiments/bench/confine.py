@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 MEMORY = 16 << 30  # bytes of all processes of a submission together
 PROCESSES = 100  # of a submission at once
@@ -33,19 +33,19 @@ _OF_FILES = 1 << 1 | 1 << 14  # to write and to truncate
 
 def memory() -> int:
     """The limit on memory here: never more than three quarters of the machine."""
-    try:
-        return min(MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4)
-    except (AttributeError, ValueError, OSError):
+    if sys.platform == "win32":
         return MEMORY
+    return min(MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4)
 
 
 def confine(folders: Sequence[Path]) -> bool:
     """Limit this process and all that it starts; returns whether writes outside the folders are denied."""
-    if hasattr(os, "setsid"):
-        os.setsid()  # so all its processes can be ended together
-    with suppress(ImportError, ValueError, OSError):
-        import resource
+    if sys.platform == "win32":
+        return False
+    import resource
 
+    os.setsid()  # so all its processes can be ended together
+    with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         most = sum(len(os.listdir(place / "task")) for place in Path("/proc").glob("[0-9]*") if _ours(place)) + THREADS
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))  # of the user; the system administrator has no limit
@@ -54,7 +54,7 @@ def confine(folders: Sequence[Path]) -> bool:
 
 def _ours(place: Path) -> bool:
     with suppress(OSError):
-        return place.stat().st_uid == os.getuid() and (place / "task").is_dir()
+        return sys.platform != "win32" and place.stat().st_uid == os.getuid() and (place / "task").is_dir()
     return False
 
 
@@ -83,7 +83,7 @@ def deny_writes_outside(folders: Sequence[Path]) -> bool:
         os.close(rules)
 
 
-def received(process: SpawnProcess, pipe: Connection, seconds: float, where: str, others: set[int]) -> bytes:
+def received(process: SpawnProcess, pipe: Any, seconds: float, where: str, others: set[int]) -> bytes:
     """The message of a confined process; a ValueError says which limit it passed. All its processes are ended."""
     deadline = time.monotonic() + seconds
     try:
@@ -98,7 +98,7 @@ def received(process: SpawnProcess, pipe: Connection, seconds: float, where: str
                 raise ValueError(f"{where}: its code used more than {memory() >> 30} GiB of memory, and was ended")
             if len(found) > PROCESSES:
                 raise ValueError(f"{where}: its code started more than {PROCESSES} processes, and was ended")
-        return pipe.recv_bytes(LONGEST)  # never `recv`: what the code sends is not unpickled
+        return bytes(pipe.recv_bytes(LONGEST))  # never `recv`: what the code sends is not unpickled
     except (EOFError, OSError):
         process.join()
         raise ValueError(
@@ -132,7 +132,9 @@ def descendants(others: set[int]) -> dict[int, int]:
 
 def _processes() -> dict[int, tuple[int, int]]:
     """Parent and bytes in memory of every process."""
-    found = {}
+    found = dict[int, tuple[int, int]]()
+    if sys.platform == "win32":
+        return found
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # it ended
             stat = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -143,7 +145,9 @@ def _processes() -> dict[int, tuple[int, int]]:
 def _end(process: SpawnProcess, others: set[int]) -> None:
     """End a process, its session, and all that it started, also what left its session."""
     process.kill()
-    with suppress(ProcessLookupError, AttributeError, PermissionError):  # it had not begun its session, or it ended
+    if sys.platform == "win32":
+        return
+    with suppress(ProcessLookupError, PermissionError):  # it had not begun its session, or it ended
         os.killpg(_pid(process), signal.SIGKILL)
     process.join()
     for _ in range(1_000):
