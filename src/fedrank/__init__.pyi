@@ -194,6 +194,7 @@ class attacks:
     Opposite(scale=2.0) [0.291]
     """
 
+    from fedrank.attacks.poison import Adaptive as Adaptive
     from fedrank.attacks.poison import Fang as Fang
     from fedrank.attacks.poison import InnerProduct as InnerProduct
     from fedrank.attacks.poison import Lie as Lie
