@@ -372,7 +372,7 @@ class Adaptive(_ReplacedUpdates):
         push = _push(known, mean, self.perturbation)
         long = kernels.sums.length(push)
         if long == 0:
-            return mean
+            return np.asarray(mean)
         push *= kernels.sums.length(mean) / long
 
         def harm(row: Vector) -> float:
