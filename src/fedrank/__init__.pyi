@@ -130,6 +130,7 @@ class aggregators:
 
     from fedrank.federated.aggregators import Apart as Apart
     from fedrank.federated.aggregators import Mean as Mean
+    from fedrank.federated.gossip import RankGuardStyle as RankGuardStyle
     from fedrank.federated.robust import Bulyan as Bulyan
     from fedrank.federated.robust import GeometricMedian as GeometricMedian
     from fedrank.federated.robust import Krum as Krum
