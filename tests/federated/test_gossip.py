@@ -78,7 +78,7 @@ def test_a_model_that_ranks_clicked_results_higher_is_accepted_by_hand():
     # Client 0 ranks the clicked result second, client 1 first: 2 / log2(3) against 2; 2 is the weight of its position.
     values = rule.explained(np.array([[1.0], [-3.0]]), peers.rows(slice(0, 1)))
     assert values == pytest.approx(np.array([[2 / np.log2(3)] * 2, [2.0] * 2]))
-    assert rule(messages).tolist() == [[(1 - 3) / 2 - 0], [-3.0]]
+    assert rule(messages).tolist() == [[(1 - 3) / 2], [-3.0]]
     # A tie keeps the order of the list, and equal models explain clicks equally well, which is not better.
     assert rule.explained(np.array([[0.0]]), peers.rows(slice(0, 1)))[0] == pytest.approx([2 / np.log2(3)] * 2)
     same = replace(messages, updates=np.full((2, 1), 0.5, np.float32), peers=peers._replace(own=peers.own))
@@ -201,6 +201,24 @@ def test_honest_clients_keep_their_models_and_only_these_are_evaluated():
         quality[name] = Evaluator(data, ["ndcg@10"])(last.weights, Linear()).mean()
     assert quality["checked"] > quality["plain"] + 0.1
     assert quality["checked"] > quality["peaceful"] - 0.05
+
+
+def test_a_model_with_a_good_order_is_not_believed_to_any_length():
+    """An order does not show how long a linear model is: without a bound, one long model would be the mean."""
+    rng = np.random.default_rng(2)
+    messages = some_messages(8, lists=20)
+    own = (1 + 0.1 * rng.standard_normal((8, 3))).astype(np.float32)
+    scores = np.where(np.arange(10) < messages.peers.shown[..., None], messages.peers.features.sum(axis=3), -np.inf)
+    peers = messages.peers._replace(own=own, clicked=scores.argmax(axis=2)[..., None] == np.arange(10))
+    sent = own.copy()
+    sent[0] = 1e6  # the order that all click, a million times as long
+    found = RankGuardStyle(searches=20, errors=0.0)(
+        replace(messages, updates=sent, weights=np.zeros((8, 3)), peers=peers)
+    )
+    assert np.abs(found[1:] - own[1:]).max() < 0.5
+    assert (found[1:] != own[1:]).any()
+    plain = PLAIN(replace(messages, updates=sent, weights=np.zeros((8, 3)), peers=peers))
+    assert plain[1:].min() > 1e5
 
 
 def test_absent_clients_keep_their_models():

@@ -34,12 +34,18 @@ def senders(client, clients, round, neighbours):
 
 
 def gossip(own, sent, histories, round, neighbours, eta, errors):
-    """The model of each client after a round: the mean of its own and of those that it accepts."""
+    """The model of each client after a round: the mean of its own and of those that it accepts.
+
+    A model that is farther away than the (lower) median of all received is accepted at that distance.
+    """
     after = []
     for client, model in enumerate(own):
+        received = [sent[sender] for sender in senders(client, len(own), round, neighbours)]
+        limit = sorted(math.dist(model, other) for other in received)[(len(received) - 1) // 2]
         chosen = [model]
-        for sender in sorted(senders(client, len(own), round, neighbours)):
-            if accepted(model, sent[sender], histories[client], eta, errors):
-                chosen.append(sent[sender])
+        for other in received:
+            if accepted(model, other, histories[client], eta, errors):
+                share = min(1.0, limit / math.dist(model, other))
+                chosen.append([a + share * (b - a) for a, b in zip(model, other, strict=True)])
         after.append([sum(column) / len(chosen) for column in zip(*chosen, strict=True)])
     return after

@@ -17,6 +17,8 @@ from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.seeds import Chance, key_for
 from fedrank.types import Attack, Change, Learner, Messages, OwnChance, Peers, SimulatedClients, Trait, Weights
 
+_TINY = float(np.finfo(np.float64).tiny)
+
 
 @dataclass(frozen=True)
 class RankGuardStyle:
@@ -30,7 +32,8 @@ class RankGuardStyle:
     - a click has the weight rank^eta, the inverse of an examination probability of (1 / rank)^eta;
     - a model explains a list by the sum over clicks of weight / log2(1 + rank), in its own order of that list;
     - it is better if the mean difference to the local model exceeds `errors` standard errors (paired, over lists);
-    - the new model is the unweighted mean of the local model and the accepted ones;
+    - the new model is the unweighted mean of the local model and the accepted ones, which are moved towards the local
+      one if they are farther away than the median of those received: an order does not show how long a model is;
     - with `neighbours`, client i receives from the next clients in a ring, other ones in each round.
 
     The quality of a run is the mean over the models of honest clients. Published numbers are not comparable.
@@ -66,8 +69,9 @@ class RankGuardStyle:
         change: Change = np.empty_like(models)
         for row in range(len(models)):
             others = models[self._senders(row, len(models), messages.round)]
-            accepted = [own[row], *others[self._accepted(own[row], others, peers.rows(slice(row, row + 1)))]]
-            change[row] = np.add.reduce(accepted, axis=0) / len(accepted)
+            accepted = self._accepted(own[row], others, peers.rows(slice(row, row + 1)))
+            steps = self._bounded(others - own[row])[accepted]
+            change[row] = own[row] + np.add.reduce(steps, axis=0) / (1 + len(steps))
         return change - start
 
     def _senders(self, row: int, clients: int, round: int) -> NDArray[np.int64]:
@@ -85,6 +89,14 @@ class RankGuardStyle:
         mean = np.add.reduce(better, axis=1) / self.searches
         variance = np.add.reduce((better - mean[:, None]) ** 2, axis=1) / (self.searches - 1)
         return np.asarray(mean > self.errors * np.sqrt(variance / self.searches))
+
+    def _bounded(self, differences: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shorten differences to the median of their lengths; without checks they stay."""
+        if not self.searches or not len(differences):
+            return differences
+        lengths = kernels.sums.lengths(differences)
+        limit = np.sort(lengths)[(len(lengths) - 1) // 2]
+        return differences * np.where(lengths > limit, limit / np.maximum(lengths, _TINY), 1.0)[:, None]
 
     def explained(self, models: Weights, peers: Peers) -> NDArray[np.float64]:
         """[models, lists]: how well models explain the clicks on the lists of one client."""
