@@ -34,7 +34,7 @@ Trait = Literal[
     "sum",  # aggregator: a sum over clients, which does not need single updates; defines `part` and `whole`
     "mean",  # aggregator: a weighted mean, which is also a sum; defines `client_weights`
     "apart",  # aggregator: every client has its own model; none is sent, except with "gossip"
-    "gossip",  # aggregator: no server; clients send their models to others, which check them by their own clicks
+    "gossip",  # aggregator: no server; clients check others' models by their clicks; defines `searches` and `links`
     "trusted queries",  # aggregator: the server also learns from trusted queries
     "remembers",  # aggregator: has state across rounds
     "robust",  # aggregator: robust against malicious clients

@@ -24,9 +24,10 @@ _TINY = float(np.finfo(np.float64).tiny)
 class RankGuardStyle:
     """No server: a client averages its model with those that explain its own clicks better (RankGuard-style).
 
-    After RankGuard (Gregoriadis et al., arXiv 2606.12246, 2026), of which only the abstract was available. It says that
-    users exchange models directly, and that a model is aggregated only if it explains the private click history,
-    corrected for position bias, better than the local model. The rest are choices of fedrank:
+    After RankGuard (Gregoriadis et al., arXiv 2606.12246, 2026), of which only the abstract and a short summary were
+    available. They say that users exchange models directly, and that a model is aggregated only if it explains the
+    private click history, corrected for position bias, significantly better than the local model. The rest are choices
+    of fedrank:
 
     - a history is `searches` lists of the round, drawn around the client's model before the round;
     - a click has the weight rank^eta, the inverse of an examination probability of (1 / rank)^eta;
@@ -85,10 +86,10 @@ class RankGuardStyle:
         if not self.searches or not len(others):
             return np.ones(len(others), dtype=np.bool_)
         values = self.explained(np.concatenate([own[None], others]), peers)
-        better = values[1:] - values[0]
-        mean = np.add.reduce(better, axis=1) / self.searches
-        variance = np.add.reduce((better - mean[:, None]) ** 2, axis=1) / (self.searches - 1)
-        return np.asarray(mean > self.errors * np.sqrt(variance / self.searches))
+        better, lists = values[1:] - values[0], values.shape[1]
+        mean = np.add.reduce(better, axis=1) / lists
+        variance = np.add.reduce((better - mean[:, None]) ** 2, axis=1) / (lists - 1)
+        return np.asarray(mean > self.errors * np.sqrt(variance / lists))
 
     def _bounded(self, differences: NDArray[np.float64]) -> NDArray[np.float64]:
         """Shorten differences to the median of their lengths; without checks they stay."""
