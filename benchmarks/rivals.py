@@ -51,11 +51,11 @@ ROUNDS, CLIENTS, INTERACTIONS, RATE = 1000, 10, 4, 0.1
 TUNED_ON = (101, 102, 103)  # seeds of logs that no result uses
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03)
 TREES: tuple[dict[str, Any], ...] = tuple(
-    {"max_depth": depth, "num_boost_round": trees} for depth in (2, 4) for trees in (30, 100, 300)
+    {"max_depth": depth, "num_boost_round": trees} for depth in (2, 4) for trees in (100, 300, 1000)
 )
 CHOSEN: dict[str, Any] = {
-    "clicks as logged": 0.01,
-    "corrected, softmax": 0.01,
+    "clicks as logged": 0.003,
+    "corrected, softmax": 0.003,
     "corrected, hinge (FedIPS-style)": 0.001,
     "XGBoost, clicks as logged": {"max_depth": 2, "num_boost_round": 100},
     "XGBoost, lambdarank_unbiased": {"max_depth": 2, "num_boost_round": 100},
