@@ -57,8 +57,8 @@ CHOSEN: dict[str, Any] = {
     "clicks as logged": 0.003,
     "corrected, softmax": 0.003,
     "corrected, hinge (FedIPS-style)": 0.001,
-    "XGBoost, clicks as logged": {"max_depth": 2, "num_boost_round": 100},
-    "XGBoost, lambdarank_unbiased": {"max_depth": 2, "num_boost_round": 100},
+    "XGBoost, clicks as logged": {"max_depth": 4, "num_boost_round": 300},
+    "XGBoost, lambdarank_unbiased": {"max_depth": 4, "num_boost_round": 300},
 }
 # Runs the published classes as their training loop does; arguments: folder, data, features, rounds, clients, searches,
 # seed, file for the weights. It prints the CPU seconds of training.
