@@ -99,7 +99,7 @@ def main() -> int:
         rounds = some_rounds(clients, parameters)
         federation = Federation()
         state, _ = first_state(federation, clients, 1)
-        calls = {name: call_of(name, rounds) for name in AGGREGATORS if name != "none"}
+        calls = {name: call_of(name, rounds) for name, kind in AGGREGATORS.items() if not has_trait(kind, "apart")}
         calls["a round"] = lambda f=federation, s=state, c=clients: federated_round(f, s, c, 1)
         times = seconds(calls)
         for name, took in times.items():

@@ -213,7 +213,7 @@ def methods() -> dict[str, Callable[[], str]]:
     for name, attack in ATTACKS.items():
         settings = {"promote": {"features": (3,)}}.get(name, {})
         for rule in (fr.aggregators.Krum(), fr.aggregators.Median()):
-            made = attack(**settings, **({"aggregator": rule} if name == "fang" else {}))
+            made = attack(**settings, **({"aggregator": rule} if name in ("fang", "adaptive") else {}))
             federation = fr.Federation(aggregator=rule, attack=made)
             todo[f"attack {name} {type(rule).__name__}"] = partial(of_rounds, federation, mixed)
     original = fr.attacks.Fang(fr.aggregators.Median(), partial="original")

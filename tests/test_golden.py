@@ -28,6 +28,7 @@ CASES = {
     "evolution": (lambda: LEARNERS["evolution"](), 4),
     "evolution-shared": (lambda: fr.learners.Evolution(chance="shared"), 4),
     "logged-clicks": (lambda: fr.learners.LoggedClicks(), 5),
+    "logged-clicks-hinge": (lambda: fr.learners.LoggedClicks(loss="hinge"), 5),
 }
 
 

@@ -130,6 +130,7 @@ class aggregators:
 
     from fedrank.federated.aggregators import Apart as Apart
     from fedrank.federated.aggregators import Mean as Mean
+    from fedrank.federated.gossip import RankGuardStyle as RankGuardStyle
     from fedrank.federated.robust import Bulyan as Bulyan
     from fedrank.federated.robust import GeometricMedian as GeometricMedian
     from fedrank.federated.robust import Krum as Krum
@@ -194,6 +195,7 @@ class attacks:
     Opposite(scale=2.0) [0.291]
     """
 
+    from fedrank.attacks.poison import Adaptive as Adaptive
     from fedrank.attacks.poison import Fang as Fang
     from fedrank.attacks.poison import InnerProduct as InnerProduct
     from fedrank.attacks.poison import Lie as Lie

@@ -28,8 +28,9 @@ from fedrank.federated.simulation import federated_round
 from fedrank.federated.traits import check_rows, check_sum
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.impressions import learn_one_by_one
+from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance, rng_for
-from fedrank.types import Messages, SimulatedClients, has_trait
+from fedrank.types import Messages, Peers, SimulatedClients, has_trait
 
 __all__ = [
     "check_aggregator",
@@ -44,10 +45,11 @@ CLIENTS, PARAMETERS, SEED = 12, 7, 1
 
 
 def check_aggregator(aggregator: Any) -> None:
-    """Check that an aggregator returns one finite change, and is a sum if it declares that trait."""
+    """Check that an aggregator returns a finite change, and is a sum if it declares that trait."""
     messages = _messages()
     task = ServerTask(Federation(aggregator=aggregator), CLIENTS)
-    state = replace(task.first(np.zeros(PARAMETERS)), round=1)
+    apart = has_trait(aggregator, "apart")
+    state = replace(task.first(np.zeros((CLIENTS, PARAMETERS) if apart else PARAMETERS)), round=1)
 
     def change() -> Any:
         return combine(task, state, [(messages, np.arange(CLIENTS))], CLIENTS, streaming=False).change
@@ -175,7 +177,10 @@ def _clients(features: int = 46) -> SimulatedClients:
 def _messages() -> Messages:
     rng = rng_for(SEED, "check")
     updates = rng.standard_normal((CLIENTS, PARAMETERS)).astype(np.float32)
-    return Messages(updates, rng.integers(1, 9, CLIENTS), np.arange(CLIENTS), np.zeros(PARAMETERS), 1, root=updates[0])
+    shown, lists = np.full((CLIENTS, 4), 3), rng.standard_normal((CLIENTS, 4, 3, PARAMETERS)).astype(np.float32)
+    peers = Peers(updates, lists, shown, rng.random((CLIENTS, 4, 3)) < 0.5, Linear())
+    sizes, start = rng.integers(1, 9, CLIENTS), np.zeros(PARAMETERS)
+    return Messages(updates, sizes, np.arange(CLIENTS), start, 1, root=updates[0], peers=peers)
 
 
 def _check_pure(method: Any, call: Callable[[], Any], inputs: Any) -> Any:

@@ -33,7 +33,8 @@ Arrays = dict[str, NDArray[Any]]  # state of a rule: only arrays, since they are
 Trait = Literal[
     "sum",  # aggregator: a sum over clients, which does not need single updates; defines `part` and `whole`
     "mean",  # aggregator: a weighted mean, which is also a sum; defines `client_weights`
-    "apart",  # aggregator: no aggregation, every client has its own model
+    "apart",  # aggregator: every client has its own model; none is sent, except with "gossip"
+    "gossip",  # aggregator: no server; clients check others' models by their clicks; defines `searches` and `links`
     "trusted queries",  # aggregator: the server also learns from trusted queries
     "remembers",  # aggregator: has state across rounds
     "robust",  # aggregator: robust against malicious clients
@@ -167,6 +168,19 @@ def _span(values: NDArray[Any]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+class Peers(NamedTuple):
+    """What each of n clients without a server knows in a round, besides the models that it receives."""
+
+    own: Updates  # [n, parameters]: what it learned; a malicious client sends something else
+    features: NDArray[np.float32]  # [n, lists, positions, features]: of the results of its last searches
+    shown: NDArray[np.int64]  # [n, lists]: number of results
+    clicked: NDArray[np.bool_]  # [n, lists, positions]
+    ranker: Ranker
+
+    def rows(self, which: NDArray[Any] | slice) -> Peers:
+        return Peers(self.own[which], self.features[which], self.shown[which], self.clicked[which], self.ranker)
+
+
 @dataclass(frozen=True)
 class Messages:
     """What the server received in one round, one row per client.
@@ -192,9 +206,13 @@ class Messages:
     round: int = 0
     bytes_each: int | None = None  # bytes per client; None: four bytes per parameter
     root: NDArray[np.float32] | None = None  # [parameters]: the server's update from trusted queries, if needed
+    peers: Peers | None = None  # without a server: what clients know
 
     def rows(self, which: NDArray[Any] | slice) -> Messages:
-        return replace(self, updates=self.updates[which], sizes=self.sizes[which], ids=self.ids[which])
+        updates, sizes, ids = self.updates[which], self.sizes[which], self.ids[which]
+        weights = self.weights[which] if self.weights.ndim == 2 else self.weights
+        peers = None if self.peers is None else self.peers.rows(which)
+        return replace(self, updates=updates, sizes=sizes, ids=ids, weights=weights, peers=peers)
 
 
 class Observed(NamedTuple):

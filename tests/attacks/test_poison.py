@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedrank.attacks import poison
 from fedrank.attacks.poison import (
     ATTACKS,
+    Adaptive,
     Fang,
     InnerProduct,
     Lie,
@@ -32,7 +33,17 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from fedrank.federated.robust import (
+    Bulyan,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    Reputation,
+    TrimmedMean,
+    Trust,
+)
 from fedrank.federated.simulation import simulate
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp, Relu
@@ -59,8 +70,9 @@ WITH_KNOWLEDGE = [
     MinSum("std"),
 ]
 ALONE = [SignFlip(), Noise(), Promote((2, 3)), Opposite()]
+KNOWING = [Adaptive(KRUM), Adaptive(Median(), "sign"), Adaptive(), Adaptive(Trust(), "std"), Adaptive(Reputation())]
 FULL = [replace(attack, knowledge="full") for attack in WITH_KNOWLEDGE]
-EVERY = WITH_KNOWLEDGE + FULL + ALONE
+EVERY = WITH_KNOWLEDGE + FULL + ALONE + KNOWING
 
 
 def arrive(updates, weights=None):
@@ -387,6 +399,67 @@ def test_pushed_updates_keep_their_distance(seed, size, n, perturbation):
 # The plain ones
 
 
+# The adaptive attack
+
+RULES = [
+    Mean(False), KRUM, MultiKrum(0.3), TrimmedMean(0.3), Median(), Bulyan(0.1), GeometricMedian(), NormBound(), Trust(),
+]  # fmt: skip
+
+
+def moved(rule, updates, honest):
+    """How far a rule moves the model along the mean honest update; the server's own update is that mean, too."""
+    mean = honest.mean(axis=0)
+    arrived = replace(arrive(updates), root=mean.astype(np.float32))
+    return math.fsum(rule(arrived) * mean)
+
+
+@pytest.mark.parametrize("perturbation", ["unit", "sign", "std"])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_adaptive_finds_the_worst_of_its_factors(rule, perturbation):
+    m = 1 if isinstance(rule, Bulyan) else 3
+    updates = 0.3 + rng(4).standard_normal((10, 6))
+    honest = np.array(updates[m:], dtype=np.float32).astype(float)
+    mean = honest.mean(axis=0)
+    push = {"unit": -mean, "sign": -np.sign(mean), "std": -honest.std(axis=0)}[perturbation]
+    push *= math.hypot(*mean) / math.hypot(*push)
+    tried = []
+    for step in range(16):
+        crafted = np.vstack([np.tile(mean + 10 / math.sqrt(2) ** step * push, (m, 1)), honest])
+        tried.append((moved(rule, crafted, honest), crafted[0]))
+    found = sent(Adaptive(rule, perturbation), updates, first(m))
+    assert (found == found[0]).all()
+    worst = min(moment for moment, _ in tried)
+    assert moved(rule, np.vstack([found, honest]), honest) == pytest.approx(worst, rel=1e-4, abs=1e-6)
+    assert any(np.allclose(found[0], row, rtol=1e-5) for _, row in tried)
+
+
+def test_adaptive_by_hand():
+    # The mean has no limit: the longest perturbation does most harm. Multi-Krum has one, and the attackers stay below.
+    updates = [[0.0, 0.0], [1.0, 0.1], [1.0, -0.1], [1.2, 0.0], [0.8, 0.0]]
+    malicious = [True, False, False, False, False]
+    [[x, y]] = sent(Adaptive(Mean()), updates, malicious)
+    assert (x, y) == (pytest.approx(1 - 10), pytest.approx(0, abs=1e-6))
+    [[x, y]] = sent(Adaptive(MultiKrum(0.2)), updates, malicious)
+    assert 0.6 < x < 1
+    assert moved(MultiKrum(0.2), [[x, y], *updates[1:]], np.array(updates[1:])) < 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_adaptive_harms_about_as_much_as_attacks_that_do_not_know_the_rule(rule):
+    """They may use a factor between two of the adaptive attack, which differ by 1.41."""
+    m, loss = 1 if isinstance(rule, Bulyan) else 3, {"adaptive": 0.0, "others": 0.0}
+    for seed in range(20):
+        updates = 0.3 + rng(seed).standard_normal((10, 6)).astype(np.float32)
+        honest = updates[m:].astype(float)
+        harms = []
+        for attack in (Adaptive(rule), MinMax(knowledge="full"), MinSum(knowledge="full"), InnerProduct(1.0, "full")):
+            crafted = np.vstack([sent(attack, updates, first(m)), honest])
+            harms.append(moved(rule, honest, honest) - moved(rule, crafted, honest))
+        loss["adaptive"] += harms[0]
+        loss["others"] += max(harms[1:])
+    assert loss["adaptive"] > loss["others"] / 1.41
+
+
 def test_plain_attacks_by_hand():
     updates, malicious = [[1, -2], [3, 0], [5, 8], [7, 10]], [True, True, False, False]
     assert sent(SignFlip(), updates, malicious).tolist() == [[-1, 2], [-3, 0]]
@@ -526,6 +599,8 @@ def test_a_few_attackers_lift_documents_in_a_federation(ranker):
         (lambda: SignFlip(0.0), "scale must be finite and above 0 (got 0.0)"),
         (lambda: Noise(math.inf), "scale must be finite and above 0 (got inf)"),
         (lambda: InnerProduct(math.nan), "scale must be finite and above 0 (got nan)"),
+        (lambda: Adaptive(perturbation="length"), 'perturbation must be "unit" or "sign" or "std" (got \'length\')'),
+        (lambda: Adaptive(largest=0.0), "largest must be finite and above 0 (got 0.0)"),
         (lambda: Opposite(-1.0), "scale must be finite and above 0 (got -1.0)"),
     ],
 )

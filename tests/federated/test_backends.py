@@ -9,6 +9,7 @@ from fedrank.attacks.poison import SignFlip
 from fedrank.federated.aggregators import Apart, Median
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
+from fedrank.federated.gossip import RankGuardStyle
 from fedrank.federated.local import FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own
 from fedrank.federated.robust import Reputation, Trust
@@ -32,6 +33,7 @@ FEDERATIONS = {
     "reputation": Federation(aggregator=Reputation()),
     "trust": Federation(aggregator=Trust(queries=5)),
     "apart": Federation(aggregator=Apart()),
+    "without a server": Federation(aggregator=RankGuardStyle(searches=3), participation=0.5),
     "fedprox": Federation(local=FedProx(0.5)),
     "scaffold": Federation(local=Scaffold(), participation=0.5),
     "fedper": Federation(Pdgd(Mlp(hidden=3)), local=FedPer()),

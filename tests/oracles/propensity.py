@@ -83,6 +83,19 @@ def softmax_update(weights, features, relevance, rate):
     return step
 
 
+def hinge_update(weights, features, relevance, rate):
+    """One step of the hinge loss, pair by pair; documents with unknown relevance take no part."""
+    step = [0.0] * len(weights)
+    scores = [float(sum(w * float(x) for w, x in zip(weights, row, strict=True))) for row in features]
+    for d, one in enumerate(relevance):
+        for e, other in enumerate(relevance):
+            if d == e or math.isnan(one) or math.isnan(other) or scores[d] - scores[e] >= 1:
+                continue
+            for i in range(len(step)):
+                step[i] += float(one) * (float(features[d][i]) - float(features[e][i]))
+    return [rate * one for one in step]
+
+
 def clicks_with(shown, scores, looked, extra, most):
     """Clicks a list if scores ordered every list, document by document; weights are `most` at most."""
     by_search: dict[int, list[int]] = {}

@@ -21,7 +21,7 @@ from fedrank.seeds import Chance
 from fedrank.types import Impression, LocalCorrection, OwnChance
 from tests.made_up import made_up_data
 from tests.oracles import pdgd as oracle
-from tests.oracles.propensity import softmax_update
+from tests.oracles.propensity import hinge_update, softmax_update
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -491,23 +491,38 @@ def corrected_data():
     return replace(data, relevance=relevance)
 
 
+@pytest.mark.parametrize("loss", ["softmax", "hinge"])
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("make", [logged_data, corrected_data])
-def test_logged_clicks_equal_the_oracle(make, batch):
-    data = make()
+def test_logged_clicks_equal_the_oracle(make, batch, loss):
+    data, step = make(), {"softmax": softmax_update, "hinge": hinge_update}[loss]
     clients = in_order(make_clients(data, 4, interactions=[2, 6], partition=Own(), seed=3), [0, 0, 0, 0])
     start = np.linspace(-0.5, 0.5, 7).astype(np.float32).astype(float)
-    arrived = LoggedClicks(rate=0.05, batch=batch)(start, clients, Chance(5, 9))
+    arrived = LoggedClicks(rate=0.05, batch=batch, loss=loss)(start, clients, Chance(5, 9))
     for c in range(4):
         weights = start.copy()
         pool = clients.queries[clients.pools[c] :][: clients.interactions[c]]
         for query in pool:
             rows = slice(data.offsets[query], data.offsets[query + 1])
             at = start if batch else weights
-            weights = weights + softmax_update(at, data.features[rows], data.labels[rows], 0.05)
+            weights = weights + step(at, data.features[rows], data.labels[rows], 0.05)
         assert arrived.updates[c] == pytest.approx(weights - start, rel=2e-4, abs=1e-6)
     assert np.abs(arrived.updates).max() > 0.01
     assert np.isnan(arrived.observed.online).all(), "nobody is shown another list"
+
+
+def test_hinge_by_hand():
+    """Clicked: the second of three documents with features 0, 1 and 3, with weight 2; weights 0, then 1."""
+    data = RankingData(
+        np.array([[0.0], [1.0], [3.0]], np.float32), np.array([0, 1, 0], np.int8), np.array([0, 3]), np.array(["q"]),
+        relevance=np.array([0, 2, 0], np.float32),
+    )  # fmt: skip
+    clients = make_clients(data, 1, interactions=1)
+    for start, pairs in ((0.0, [1, -2]), (1.0, [-2]), (2.5, [-2]), (-4.0, [1])):  # differences below the margin
+        update = LoggedClicks(rate=0.5, loss="hinge")(np.array([start]), clients, Chance(1, 1)).updates
+        assert update.tolist() == [[0.5 * 2 * sum(pairs)]], "towards the clicked document, away from the others"
+    with pytest.raises(ValueError, match='loss must be "softmax" or "hinge"'):
+        LoggedClicks(loss="log")
 
 
 def test_logged_clicks_do_not_depend_on_threads_or_who_else_learns():

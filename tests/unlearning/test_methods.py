@@ -378,7 +378,7 @@ def test_impossible_requests_are_refused():
         replace(case, leaving=(0, 1, 2))
     with pytest.raises(ValueError, match="rounds must be at least 1"):
         replace(case, rounds=0)
-    with pytest.raises(ValueError, match="clients share no model"):
+    with pytest.raises(ValueError, match="every client has its own model"):
         replace(case, federation=Federation(aggregator=Apart()))
     assert replace(case, leaving=(2, 0, 2)).leaving == (0, 2)
 

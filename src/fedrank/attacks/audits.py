@@ -26,6 +26,7 @@ from fedrank.attacks.membership import (
     upper_bound,
     weaker,
 )
+from fedrank.federated.compatibility import sends_nothing
 from fedrank.federated.federation import Federation
 from fedrank.federated.simulation import simulate
 from fedrank.privacy.guarantees import Setting
@@ -40,7 +41,7 @@ from fedrank.privacy.mechanisms import (
 )
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, Source, has_trait
+from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, Source
 
 MESSAGES = 200  # messages attacked to reconstruct clicks, where that takes no more than SECONDS
 FEWEST = 20  # messages attacked in any case: fewer could show nothing
@@ -98,7 +99,7 @@ class Audit:
 
     def plan(self) -> Plan:
         """All attacks that apply, and why others do not."""
-        if has_trait(self.setting.aggregator, "apart"):
+        if sends_nothing(self.setting.aggregator):
             return [skipped("messages", 'with the aggregator "none" nothing leaves a client')]
         if self.mechanism is None:
             return [self._clicks(), skipped("membership", "without a mechanism no guarantee can be violated")]

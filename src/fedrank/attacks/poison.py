@@ -18,10 +18,17 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.federated.aggregators import Mean
-from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
+from fedrank.federated.robust import (
+    Krum,
+    Median,
+    MultiKrum,
+    RememberingAggregator,
+    TrimmedMean,
+    assumed_attackers,
+)
 from fedrank.ranking.click_models import CLICK_MODELS
 from fedrank.ranking.rankers import Linear
-from fedrank.types import Aggregator, Attack, Messages, Ranker, Trait, Weights
+from fedrank.types import Aggregator, Attack, Change, Messages, Ranker, Trait, Weights, has_trait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +42,7 @@ Rows = NDArray[np.float64]  # [clients, parameters]
 Vector = NDArray[np.float64]  # [parameters]
 
 HALVINGS = 20  # of Fang's step, after which the crafted update has practically no effect
+FACTORS = 16  # that the adaptive attack tries, each smaller than the last by the square root of 2
 
 
 @dataclass(frozen=True)
@@ -338,6 +346,58 @@ class MinSum(_PushedMean):
 
 
 @dataclass(frozen=True)
+class Adaptive(_ReplacedUpdates):
+    """Send the perturbed mean that does most harm under a known rule (Shejwalkar and Houmansadr, NDSS 2021).
+
+    This is their AGR-tailored attack. The paper searches for the longest perturbation that a rule still accepts. Rules
+    that weight or trim updates have no such threshold, so here the attackers run the rule with several factors, and
+    keep the one that moves the models of honest clients farthest against their mean update. They know the updates of
+    all clients. Two things are guessed: the server's own update of `trust` is the mean of honest updates, and
+    `reputation` has not excluded any client.
+    """
+
+    aggregator: Aggregator = field(default_factory=Mean)  # the aggregator under attack
+    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the standard deviations
+    largest: float = 10.0  # norm of the longest perturbation, relative to that of the mean honest update
+
+    def __post_init__(self) -> None:
+        _check_choice("perturbation", self.perturbation, Perturbation)
+        if not 0 < self.largest < math.inf:
+            raise ValueError(f"largest must be finite and above 0 (got {self.largest})")
+
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
+        honest = _seen(malicious, "full")
+        known = messages.updates[honest].astype(np.float64)
+        mean = known.mean(axis=0)
+        push = _push(known, mean, self.perturbation)
+        long = kernels.sums.length(push)
+        if long == 0:
+            return np.asarray(mean)
+        push *= kernels.sums.length(mean) / long
+
+        def harm(row: Vector) -> float:
+            updates = messages.updates.copy()
+            updates[malicious] = row
+            change = self._change(replace(messages, updates=updates, root=mean.astype(np.float32)))
+            return -float(kernels.sums.inner(change if change.ndim == 1 else change[honest].mean(axis=0), mean))
+
+        roots = 1.0, math.sqrt(0.5)
+        rows: list[Rows] = [
+            mean + self.largest * 0.5 ** (step // 2) * roots[step % 2] * push for step in range(FACTORS)
+        ]
+        return max(rows, key=harm)
+
+    def _change(self, messages: Messages) -> Change:
+        """The result of the rule for these messages."""
+        if not has_trait(self.aggregator, "remembers"):
+            return self.aggregator(messages)
+        rule = cast(RememberingAggregator, self.aggregator)
+        clients, parameters = messages.updates.shape
+        weights = messages.weights if messages.weights.ndim == 1 else messages.weights.mean(axis=0)
+        return rule(replace(messages, ids=np.arange(clients), weights=weights), rule.first(clients, parameters))[0]
+
+
+@dataclass(frozen=True)
 class Promote(_ReplacedUpdates):
     """Promote documents with high values of given features, such as features that a spammer controls.
 
@@ -431,6 +491,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "inner-product": InnerProduct,
     "min-max": MinMax,
     "min-sum": MinSum,
+    "adaptive": Adaptive,
     "promote": Promote,
     "opposite": Opposite,
 }

@@ -358,7 +358,7 @@ def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: b
     if count != wanted:
         found.append(f"clients.count: {wanted}, but {count} participate; set clients.count = {count}")
     if has_trait(experiment.aggregator, "apart"):
-        found.append('aggregator: with "none" clients learn separately and send nothing; use fedrank run')
+        found.append("aggregator: with this one every client has its own model, without a coordinator; use fedrank run")
     return found
 
 
@@ -626,7 +626,7 @@ def _check_federation(plan: Plan) -> None:
     if plan.parameters > MAX_NUMBERS:
         raise Refused(f"the model is too large ({plan.parameters:,} parameters; at most {MAX_NUMBERS:,})")
     if has_trait(plan.federated.aggregator, "apart"):
-        raise Refused("with this aggregator clients learn separately and send nothing")
+        raise Refused("with this aggregator every client has its own model, without a coordinator")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
     if found := experiment.schedule_problems():

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.federated.gossip import RankGuardStyle
 from fedrank.federated.robust import (
     Bulyan,
     GeometricMedian,
@@ -84,4 +85,5 @@ AGGREGATORS: dict[str, type[Aggregator] | type[Reputation]] = {
     "norm-bound": NormBound,
     "trust": Trust,
     "reputation": Reputation,
+    "rankguard-style": RankGuardStyle,
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedrank.federated.server_optimizers import Add
-from fedrank.types import Attack, Learner, LocalStep, Mechanism, has_trait
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, has_trait
 
 if TYPE_CHECKING:
     from fedrank.federated.federation import Federation
@@ -28,13 +28,13 @@ CLASHES = (
     Clash(
         "server",
         lambda f: has_trait(f.aggregator, "apart") and not isinstance(f.server, Add),
-        'only the server step "add" works with the aggregator "none", because clients share no model; '
+        'only the server step "add" works if every client has its own model, as with the aggregator "none"; '
         'use server = { name = "add" }',
     ),
     Clash(
         "local",
         lambda f: f.local is not None and has_trait(f.aggregator, "apart"),
-        '{name} needs a shared model, but the aggregator "none" has none; use the aggregator "mean"',
+        '{name} needs a shared model, but with this aggregator every client has its own; use the aggregator "mean"',
     ),
     Clash(
         "local",
@@ -95,12 +95,12 @@ CLASHES = (
     ),
     Clash(
         "attack",
-        lambda f: f.attack is not None and has_trait(f.aggregator, "apart"),
+        lambda f: f.attack is not None and sends_nothing(f.aggregator),
         'malicious clients have no effect with the aggregator "none"; use another aggregator',
     ),
     Clash(
         "mechanism",
-        lambda f: f.mechanism is not None and has_trait(f.aggregator, "apart"),
+        lambda f: f.mechanism is not None and sends_nothing(f.aggregator),
         'clients send nothing with the aggregator "none", so a mechanism has no effect; use another aggregator',
     ),
     Clash(
@@ -133,7 +133,25 @@ CLASHES = (
         '{name} stores state at a client for its next round, but with clients.schedule = "dealt" there is none; '
         "remove it, use FedProx, or draw clients every round",
     ),
+    Clash(
+        "mechanism",
+        lambda f: f.mechanism is not None and has_trait(f.aggregator, "gossip"),
+        "{name} protects messages to a server, and no guarantee is known for clients that choose models by their own "
+        "clicks; remove the mechanism, or use an aggregator with a server",
+    ),
+    Clash(
+        "learner",
+        lambda f: (
+            has_trait(f.aggregator, "gossip") and (has_trait(f.learner, "rewards") or has_trait(f.learner, "logged"))
+        ),
+        "{name} shows no lists whose clicks could check the models of other clients; use the learner pdgd",
+    ),
 )
+
+
+def sends_nothing(aggregator: object) -> bool:
+    """Whether each client learns alone."""
+    return has_trait(aggregator, "apart") and not has_trait(aggregator, "gossip")
 
 
 def clashes(federation: Federation) -> list[str]:
@@ -146,7 +164,11 @@ def clashes(federation: Federation) -> list[str]:
 
 
 def people_clashes(
-    learner: Learner, local: LocalStep | None, attack: Attack | None, mechanism: Mechanism | None
+    learner: Learner,
+    local: LocalStep | None,
+    attack: Attack | None,
+    mechanism: Mechanism | None,
+    aggregator: Aggregator | None = None,
 ) -> list[str]:
     """Return all invalid combinations for clients that are organisations with several persons."""
     found = []
@@ -159,6 +181,10 @@ def people_clashes(
         )
     if attack is not None:
         found.append("attack: malicious persons within an organisation are not simulated; remove the attack")
+    if has_trait(aggregator, "gossip"):
+        found.append(
+            "aggregator: an organisation has no single click history to check models by; use one with a server"
+        )
     if getattr(mechanism, "unit", "client") == "interaction":
         found.append(
             'mechanism.unit: "interaction" bounds the effect of one search on a client\'s update, not on a mean over '

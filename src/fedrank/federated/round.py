@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedrank.federated.client import of_clients, steps_of
 from fedrank.federated.compatibility import people_clashes
 from fedrank.federated.deal import Deal
 from fedrank.federated.federation import Federation, cohort_size
+from fedrank.federated.gossip import RankGuardStyle, attacked, peers_of
 from fedrank.federated.server import Combined, RoundError, ServerTask, State, advance
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
@@ -117,7 +119,9 @@ class RoundContext:
     def __post_init__(self) -> None:
         federation, mechanism = self.federation, self.federation.mechanism
         if self.clients.people is not None and (
-            found := people_clashes(federation.learner, federation.local, federation.attack, mechanism)
+            found := people_clashes(
+                federation.learner, federation.local, federation.attack, mechanism, federation.aggregator
+            )
         ):
             raise ValueError("\n".join(found))
         if self.noise is None and mechanism is not None:
@@ -235,8 +239,12 @@ def client_messages(
     messages = Messages(updates, sizes, some.ids, start, number, bytes_each)
     if local is not None:
         memory = local.remember(memory, correction, learned, steps_of(federation.learner, some.interactions))
+    if has_trait(federation.aggregator, "gossip"):
+        rule = cast(RankGuardStyle, federation.aggregator)
+        messages = replace(messages, peers=peers_of(rule, federation.learner, messages, some, context.seed))
     if federation.attack is not None:
-        messages = federation.attack(messages, some.malicious, chance.rng("attack"))
+        attack = federation.attack if messages.peers is None else partial(attacked, federation.attack)
+        messages = attack(messages, some.malicious, chance.rng("attack"))
     if messages.updates.shape != (len(rows), state.weights.shape[-1]):
         raise RoundError(
             f"{len(rows)} clients sent updates of shape {messages.updates.shape}; one row per client is needed, "
@@ -299,10 +307,12 @@ def outcome_of(
         own = clients.people.rows(context.draw(state.round))
         sizes = np.bincount(np.searchsorted(clients.ids, own.client), own.interactions, len(clients)).astype(np.int64)
     model_bytes = 0 if state.weights.ndim == 2 else 4 * state.weights.shape[-1]
+    if has_trait(federation.aggregator, "gossip"):
+        model_bytes = 4 * state.weights.shape[-1] * cast(RankGuardStyle, federation.aggregator).links(len(cohort))
     return Outcome(
         state,
         memory,
-        evaluated(federation, state, memory, clients) if memory is not None else state.weights,
+        evaluated(federation, state, memory, clients),
         mean_over(observed.online, sizes),
         int(np.add.reduce(sizes)),
         len(cohort) * (results[0].bytes_each or model_bytes),
@@ -400,7 +410,9 @@ def personal_models(federation: Federation, state: State, memory: Memory, client
 
 
 def evaluated(federation: Federation, state: State, memory: Memory, clients: SimulatedClients) -> Weights:
-    """Return the model that is evaluated: the server's, with the mean of personal parts."""
+    """Return the model that is evaluated: the server's, with the mean of personal parts; or those of honest clients."""
+    if has_trait(federation.aggregator, "gossip") and not clients.malicious.all():
+        return state.weights[~clients.malicious]
     if memory is None or not has_trait(federation.local, "shared part"):
         return state.weights
     sizes = clients.interactions

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedrank.federated.aggregators import part_of, whole_of
 from fedrank.federated.asynchronous import Arrival, ArrivalRule, Arrived, mean_of
+from fedrank.federated.compatibility import sends_nothing
 from fedrank.federated.federation import Federation
 from fedrank.federated.messages import Call, ExpectedMessage, Message, payload_of
 from fedrank.federated.robust import RememberingAggregator
@@ -332,6 +333,6 @@ def _of_use(messages: Messages, rows: NDArray[np.int64]) -> tuple[Messages, NDAr
 def _check_somebody_is_left(task: ServerTask, state: State, excluded: list[int], present: int) -> None:
     """The round continues without excluded clients, unless none are left or each client has its own model."""
     out_of_step = task.arrival is not None and not task.arrival.together
-    if excluded and not out_of_step and (len(excluded) == present or has_trait(task.federation.aggregator, "apart")):
+    if excluded and not out_of_step and (len(excluded) == present or sends_nothing(task.federation.aggregator)):
         problem = "the update is not finite; reduce learner.rate, or normalise the features"
         raise RoundError(problem, state.round + 1, excluded[0])

@@ -1,4 +1,4 @@
-"""Learn from logged lists with weighted clicks: the softmax loss with inverse propensity weights.
+"""Learn from logged lists with weighted clicks: the softmax or hinge loss with inverse propensity weights.
 
 Number of draws within an interaction's stream: 0 query.
 """
@@ -48,13 +48,31 @@ def softmax_pulls(scores, relevance, count, scales):
 
 
 @compiled()
-def learn_clicks(master, weights, hidden, features, begin, count, relevance, steps, scores, scales, rows, own):
+def hinge_pulls(scores, relevance, count, scales):
+    """`softmax_pulls` for the sum of relevance[d] x max(0, 1 - (score of d - score of e)), over d and all others e."""
+    for d in range(count):
+        scales[d] = 0.0
+    some = False
+    for d in range(count):
+        if np.isnan(relevance[d]) or relevance[d] == 0.0:
+            continue
+        some = True
+        for e in range(count):
+            if e != d and not np.isnan(relevance[e]) and np.float64(scores[d]) - np.float64(scores[e]) < 1.0:
+                scales[d] += relevance[d]
+                scales[e] -= relevance[d]
+    return some
+
+
+@compiled()
+def learn_clicks(master, weights, hidden, features, begin, count, relevance, hinge, steps, scores, scales, rows, own):
     """Add the gradient of one list to `master`; returns whether there was anything to learn.
 
     The list is features[begin : begin + count]. The last four are scratch.
     """
     score(weights, hidden, features, begin, begin + count, scores)
-    if not softmax_pulls(scores, relevance, count, scales):
+    some = hinge_pulls(scores, relevance, count, scales) if hinge else softmax_pulls(scores, relevance, count, scales)
+    if not some:
         return False
     for d in range(count):
         rows[d] = begin + d
@@ -70,18 +88,30 @@ def learn_clicks(master, weights, hidden, features, begin, count, relevance, ste
 
 
 @compiled()
-def learn_list(master, weights, hidden, features, relevance, how_stepped, own):
+def learn_list(master, weights, hidden, features, relevance, hinge, how_stepped, own):
     """`learn_clicks` for a single list."""
     count = len(relevance)
     return learn_clicks(
-        master, weights, hidden, features, 0, count, relevance, Steps(*how_stepped), np.empty(count, np.float32),
-        np.empty(count), np.empty(count, np.int64), own,
+        master, weights, hidden, features, 0, count, relevance, hinge, Steps(*how_stepped),
+        np.empty(count, np.float32), np.empty(count), np.empty(count, np.int64), own,
     )  # fmt: skip
 
 
 @compiled()
 def logged_clients(
-    starts, key, how_stepped, how_bent, hidden, documents, relevance, longest, client_arrays, first, last, updates
+    starts,
+    key,
+    hinge,
+    how_stepped,
+    how_bent,
+    hidden,
+    documents,
+    relevance,
+    longest,
+    client_arrays,
+    first,
+    last,
+    updates,
 ):
     """Train clients first .. last - 1 on their lists; fills their rows of `updates` and personal weights."""
     steps, corrections, table, held = (
@@ -122,8 +152,8 @@ def logged_clients(
             if len(corrections.drifts) > 0:
                 add_scaled(master, steps.rate, corrections.drifts[c])
             moved = learn_clicks(
-                master, weights, hidden, table.features, begin, end - begin, relevance[begin:end], steps, scores,
-                scales, rows, gradient,
+                master, weights, hidden, table.features, begin, end - begin, relevance[begin:end], hinge, steps,
+                scores, scales, rows, gradient,
             )  # fmt: skip
             if (moved or bent) and not steps.batch:
                 if steps.clip_weights > 0.0:

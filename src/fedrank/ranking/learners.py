@@ -242,12 +242,18 @@ class LambdaRank:
 class LoggedClicks:
     """Learns from lists and clicks of a search log, weighted by inverse propensity (IPS; Joachims et al., WSDM 2017).
 
-    It uses the softmax loss of a list, in which a click has the inverse of its propensity as weight. data.propensities
-    sets the source of the weights; without it every click has weight 1, and position bias is learned. The two clips
-    bound the sensitivity for differential privacy.
+    A click has the inverse of its propensity as weight. data.propensities sets the source of the weights; without it
+    every click has weight 1, and position bias is learned. The two clips bound the sensitivity for differential
+    privacy.
+
+    loss = "softmax" is that of a list. "hinge" bounds the rank of each click, as in Propensity SVM-Rank. With it and
+    the mean this is in the style of FedIPS (Li and Ouyang, arXiv 2105.04761, 2021), of which only the abstract was
+    available: federated local steps on clicks weighted by inverse propensity. The loss, constant rate and step per list
+    are choices of fedrank.
     """
 
     ranker: Ranker = field(default_factory=Linear)
+    loss: Literal["softmax", "hinge"] = "softmax"  # what the clicks of a list minimise
     rate: float = 0.01  # learning rate η; smaller than PDGD's because clicks at low positions have large weights
     batch: bool = False  # one step with the summed gradients of all lists instead of one per list
     clip_weights: float = 0.0  # maximum L2 norm of the local model, applied after every step; 0: no limit
@@ -259,6 +265,8 @@ class LoggedClicks:
         _check_rate(self.rate)
         _check_start(self.ranker)
         _check_clips(self.clip_weights, self.clip_gradients, self.batch)
+        if self.loss not in ("softmax", "hinge"):
+            raise ValueError(f'loss must be "softmax" or "hinge" (got {self.loss!r})')
 
     def __call__(
         self,
@@ -274,8 +282,8 @@ class LoggedClicks:
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             kernels.logged.logged_clients(
-                starts, key, self.steps, corrections, self.ranker.hidden, loops.table, relevance, data.longest,
-                loops.held, first, last, updates,
+                starts, key, self.loss == "hinge", self.steps, corrections, self.ranker.hidden, loops.table, relevance,
+                data.longest, loops.held, first, last, updates,
             )  # fmt: skip
             online[first:last] = np.nan  # no new list is shown
 
@@ -291,9 +299,9 @@ class LoggedClicks:
     ) -> Learned:
         def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
             features, relevance, _ = impressions.logged(number)
-            return bool(
-                kernels.logged.learn_list(master, weights, self.ranker.hidden, features, relevance, self.steps, own)
-            )
+            learn_list: Any = kernels.logged.learn_list
+            hidden, hinge = self.ranker.hidden, self.loss == "hinge"
+            return bool(learn_list(master, weights, hidden, features, relevance, hinge, self.steps, own))
 
         return _one_by_one(self, start, len(impressions), learn, correction)
 

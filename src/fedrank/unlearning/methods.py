@@ -73,8 +73,8 @@ class Case:
         self._check_leaving()
         if has_trait(self.federation.aggregator, "apart"):
             raise ValueError(
-                'with the aggregator "none" clients share no model, so one client has no influence on another; '
-                "delete the leaving client's own model"
+                "with this aggregator every client has its own model, so there is none from which a client could be "
+                "removed; delete the leaving client's own model"
             )
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1 (got {self.rounds}): nothing was learned yet; run first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import sys
@@ -12,13 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.attacks.poison import Fang, Promote
+from fedrank.attacks.poison import Adaptive, Fang, Promote
 from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.report.compose import brief
 from fedrank.experiments.report.tables import robustness_table
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.report.write import write_report
-from fedrank.experiments.runner.data import clients_of
+from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import plan
@@ -29,8 +30,11 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import builtin_specs, read_experiment
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation
+from fedrank.federated.gossip import RankGuardStyle
 from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean
 from fedrank.federated.simulation import simulate
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import load_weights
 from fedrank.ranking.rankers import Linear, Mlp
 from fedrank.unlearning.history import History
 from tests.experiments.report.made_up_runs import write_experiment, write_run
@@ -141,7 +145,11 @@ def history_bytes(folder):
         ),
         (
             {"attack": None, "clients": {"count": 6}, "record_every": 2, "aggregator": "none"},
-            'record_every: with the aggregator "none", clients send no updates',
+            "record_every: with this aggregator, clients send no updates to a server",
+        ),
+        (
+            {"attack": None, "clients": {"count": 4, "people": 3}, "aggregator": "rankguard-style"},
+            "aggregator: an organisation has no single click history",
         ),
         ({"record_every": -1}, "record_every: -1 cannot be used; give 0 or more"),
     ],
@@ -163,6 +171,7 @@ def test_mistakes_are_one_clear_line(changes, said):
         {"attack": "poisoned-clicks", "aggregator": {"name": "norm-bound", "bound": 2.0}},
         {"aggregator": {"name": "reputation", "window": 4}, "record_every": 3},
         {"aggregator": {"name": "trust", "queries": 7}},
+        {"aggregator": {"name": "rankguard-style", "neighbours": 2}, "attack": {"name": "adaptive", "largest": 3.0}},
     ],
 )
 def test_settings_survive_toml_and_back(changes):
@@ -182,6 +191,8 @@ def test_adaptive_attacks_know_the_rule_and_the_ranker_unless_told_otherwise():
     krum = {"name": "krum", "attackers": 0.3, "distance": "squared"}
     assert attack(attack="fang", aggregator=krum) == Fang(Krum(0.3, "squared"))
     assert attack(attack="fang") == Fang(Mean())
+    assert attack(attack="adaptive", aggregator=krum) == Adaptive(Krum(0.3, "squared"))
+    assert attack(attack="adaptive", aggregator="rankguard-style") == Adaptive(RankGuardStyle())
     told = {"name": "fang", "aggregator": "median", "knowledge": "full"}
     assert attack(attack=told, aggregator=krum) == Fang(Median(), "full")
     neural = {"name": "pdgd", "ranker": {"name": "mlp", "hidden": 3}}
@@ -300,6 +311,28 @@ def test_a_rule_with_too_few_clients_ends_the_run_with_its_round(tmp_path):
     error = json.loads((task.folder / "run.json").read_text())["error"]
     assert error["round"] == 1
     assert "means 1 of 3 clients" in error["message"]
+
+
+def test_a_run_without_a_server_keeps_all_models_and_measures_those_of_honest_clients(tmp_path, monkeypatch):
+    changes = {
+        "aggregator": "rankguard-style",
+        "attack": "sign-flip",
+        "clients": {"count": 6, "interactions": 2, "malicious": 2, "partition": {"name": "own"}},
+    }
+    whole, stopped = one_task(tmp_path / "whole", **changes), one_task(tmp_path / "stopped", **changes)
+    assert perform(whole) == "finished"
+    in_parts(stopped, monkeypatch, 4)
+    assert content(whole.folder) == content(stopped.folder)
+    model = load_weights(whole.folder)
+    assert model.weights.shape == (6, 46)
+    with (whole.folder / "clients.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["client"] for row in rows] == ["2", "3", "4", "5"]
+    [run] = load_runs(whole.folder).finished
+    fold = load_fold(whole.experiment.data, 1)
+    expected = Evaluator(fold.test, ["ndcg@10"])(model.weights[2:], Linear()).mean()
+    assert run.rounds["ndcg@10"][-1] == pytest.approx(expected, abs=1e-6)
+    assert run.rounds["bytes_up"][-1] == 12 * 6 * 5 * 4 * 46
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

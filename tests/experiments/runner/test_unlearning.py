@@ -277,7 +277,7 @@ def test_chance_of_an_earlier_fine_tuning_is_not_used_again(parent):
             {"aggregator": {"name": "none"}, "record_every": 0, "attack": None, "clients": {"count": 3}},
             [0],
             Retrain(),
-            'with the aggregator "none" clients share no model',
+            "with this aggregator every client has its own model",
         ),
         (
             {

@@ -543,7 +543,7 @@ def test_named_variants_that_vary_keep_their_names(tmp_path):
     ("changes", "message"),
     [
         (['aggregator={name="none"}', "local=scaffold"], "needs a shared model"),
-        (['aggregator={name="none"}', 'server={name="adam"}'], "clients share no model"),
+        (['aggregator={name="none"}', 'server={name="adam"}'], "works if every client has its own model"),
         (
             ['learner={name="evolution"}', "fine_tune=5", 'server={name="adam"}'],
             "fine_tune: evolution needs many clients",

@@ -27,12 +27,12 @@ from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs, load_runs
 from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_tables
 from fedrank.experiments.spec.kinds import KINDS
+from fedrank.federated.compatibility import sends_nothing
 from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED, START_ALONE
 from fedrank.ranking.stored_estimate import stored_estimate
 from fedrank.toml import parse_toml, readable
-from fedrank.types import has_trait
 
 WORSE = "Worse than doing nothing"
 MAX_NAMED = 4  # variants of one warning, experiments in a title
@@ -484,9 +484,7 @@ def _better_alone(analysis: Analysis) -> list[str]:
     if analysis.grid is None:
         return []
     asked = {each.name: each.experiment for each in analysis.grid.variants}
-    apart = [
-        each for each in analysis.variants if has_trait(getattr(asked.get(each.name), "aggregator", None), "apart")
-    ]
+    apart = [each for each in analysis.variants if sends_nothing(getattr(asked.get(each.name), "aggregator", None))]
     protected = [each for each in analysis.variants if each.is_protected]
     column, found = analysis.main, []
     for variant, alone in itertools.product(protected, apart):

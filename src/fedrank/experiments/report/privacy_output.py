@@ -29,6 +29,7 @@ from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid, Variant
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.federated.compatibility import sends_nothing
 from fedrank.federated.traits import from_outside
 from fedrank.privacy.guarantees import down, up
 from fedrank.privacy.population import Account, forgotten, ledger_folders, ledgers_below, spent_together
@@ -121,7 +122,7 @@ def privacy_verdict(spec: Any) -> str:
     """Whether a spec protects people, against whom, and what to do; in words."""
     if not isinstance(spec, FederatedExperiment):
         return _verdict_on_disclosures(leaving(spec))
-    if has_trait(spec.aggregator, "apart"):
+    if sends_nothing(spec.aggregator):
         return "protected: nothing leaves a client."
     if spec.mechanism is None:
         return f"not protected: {ADD_NOISE}"
@@ -177,11 +178,11 @@ def _what_matters(spec: Any) -> str:
     if not isinstance(spec, FederatedExperiment):
         return repr((leaving(spec), isinstance(spec, SiloExperiment) and (cost_of_words(spec), budget_line(spec))))
     protected = None if spec.mechanism is None else (describe(spec.mechanism), planned(spec), spec.privacy.budget)
-    return repr((has_trait(spec.aggregator, "apart"), protected, spec.population, spec.data.propensities == SHARED))
+    return repr((sends_nothing(spec.aggregator), protected, spec.population, spec.data.propensities == SHARED))
 
 
 def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, runs: int) -> Iterable[Part]:
-    if has_trait(spec.aggregator, "apart"):
+    if sends_nothing(spec.aggregator):
         yield paragraph(ALONE)
         return
     if spec.mechanism is None:
@@ -393,10 +394,12 @@ def _attacked(spec: Any) -> str:
     if not isinstance(spec, FederatedExperiment):
         leaves = "; ".join(f"to {each.to}: {each.what.partition(':')[0]}" for each in leaving(spec))
         return f"What leaves {leaves}." if leaves else "No data leave the clients: each learns alone."
-    if has_trait(spec.aggregator, "apart"):
+    if sends_nothing(spec.aggregator):
         return ALONE
     if spec.mechanism is None:
-        return "No mechanism: the server sees every update unprotected, and there is no guarantee."
+        gossip = has_trait(spec.aggregator, "gossip")
+        seen = "other clients see every model" if gossip else "the server sees every update"
+        return f"No mechanism: {seen} unprotected, and there is no guarantee."
     return f"Mechanism {describe(spec.mechanism)['name']}: {spec.mechanism.sees}."
 
 

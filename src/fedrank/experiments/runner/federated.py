@@ -142,6 +142,9 @@ class FederatedRun:
         if has_trait(federation.local, "shared part"):
             models = personal_models(federation, state, memory, clients)
         seed, threads = self.writer.task.seed, self.writer.threads
+        if has_trait(federation.aggregator, "gossip"):
+            honest = clients.rows(~clients.malicious)
+            return weights, state.weights, by_client(self.experiment, weights, None, honest, seed, threads)
         return weights, models, by_client(self.experiment, weights, models, clients, seed, threads)
 
     def save_model(self, weights: Weights, models: Weights | None, features: int) -> None:

@@ -305,7 +305,7 @@ def _contradictions(spec: Any) -> list[str]:
                 "mechanism.placement"
             )
         if spec.record_every and has_trait(spec.aggregator, "apart"):
-            found.append('record_every: with the aggregator "none", clients send no updates; use 0')
+            found.append("record_every: with this aggregator, clients send no updates to a server; use 0")
         by_intent = [text for text in spec.measures if measure(text).by]
         if by_intent and (spec.data.name not in CATALOG or not CATALOG[spec.data.name].intents):
             found.append(
@@ -342,7 +342,7 @@ def _people_problems(spec: Any) -> list[str]:
         return [
             'mechanism.unit: "person" requires clients with several people (clients.people is 1); set clients.people'
         ]
-    found = people_clashes(spec.learner, spec.local, spec.attack, mechanism)
+    found = people_clashes(spec.learner, spec.local, spec.attack, mechanism, spec.aggregator)
     dealt = _dealt(spec)
     most = planned_size(people, dealt) if dealt else people
     if has_trait(mechanism, "people") and mechanism.people < most:
