@@ -93,6 +93,7 @@ SHORT = {
     "trees": Short("--size 30 60 20 --repeats 1"),
     "trial_errors": Short("--organisations 3"),
     "trial_level": Short("--trials 20"),
+    "unlearning": Short("--data generated --sets 2 --seeds 1 --rounds 20"),
 }
 # Sites as processes, whose timeouts a busy machine breaks; tests/deploy/ runs such a federation.
 DEPLOYED = ("deploy",)
