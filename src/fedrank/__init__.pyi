@@ -273,8 +273,9 @@ class unlearners:
     """Unlearning methods remove the influence of clients from a trained model.
 
     `Retrain` is exact: it trains again without these clients. `Certified` gives a linear ranker on logged clicks with a
-    certificate. The others are approximations. `FedEraser` and `FedRemove` need the updates that a run recorded. Each is called with a case, which describes the run and names the
-    clients that leave; `fedrank forget client` does this for run folders.
+    certificate. The others are approximations. `FedEraser` and `FedRemove` need the updates that a run
+    recorded. Each is called with a case, which describes the run and names the clients that leave; `fedrank forget
+    client` does this for run folders.
 
     >>> import numpy as np
     >>> import fedrank as fr
