@@ -1,6 +1,6 @@
 """Compare aggregators under attack, by task: what three of ten malicious clients do to the final model.
 
-    python -m benchmarks.poisoning --out runs [--data synthetic-mq2007 mq2008]
+    python -m benchmarks.poisoning --out runs [--data synthetic-mq2007 mq2008] [--seeds 1 2 3]
 
 Ten clients with their own queries, navigational users, 5 searches per round, 1,000 rounds, linear PDGD at rate .1, five
 folds and seeds 1 to 3. Rules that need the number of attackers get the true one, all others their defaults. The tables
@@ -116,9 +116,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--data", nargs="+", default=["synthetic-mq2007", "mq2008"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=REPEATS["seeds"], help="of each fold")
     asked = parser.parse_args()
     for data in asked.data:
-        done = run_experiment(read_tables(tables(data)), f"poisoning-{data}", asked.out, workers=1)
+        done = run_experiment(read_tables(tables(data) | {"seeds": asked.seeds}), f"poisoning-{data}", asked.out, workers=1)
         if done.failed or done.interrupted:
             raise SystemExit(f"{data}: {done.failed[0][1] if done.failed else 'interrupted; the same command resumes'}")
         show(data, asked.out / f"poisoning-{data}")
