@@ -119,7 +119,9 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=REPEATS["seeds"], help="of each fold")
     asked = parser.parse_args()
     for data in asked.data:
-        done = run_experiment(read_tables(tables(data) | {"seeds": asked.seeds}), f"poisoning-{data}", asked.out, workers=1)
+        done = run_experiment(
+            read_tables(tables(data) | {"seeds": asked.seeds}), f"poisoning-{data}", asked.out, workers=1
+        )
         if done.failed or done.interrupted:
             raise SystemExit(f"{data}: {done.failed[0][1] if done.failed else 'interrupted; the same command resumes'}")
         show(data, asked.out / f"poisoning-{data}")
