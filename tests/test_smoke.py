@@ -219,8 +219,8 @@ def test_organisations(fedrank, run):
     texts = ["flu and fever " * 3, "fracture of the arm"]
     rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
     Path("corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    fedrank("silo", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
-    fedrank("silo", "update", "a.sketch", "--remove", "d1")
+    fedrank("data", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
+    fedrank("data", "sketch", "--out", "a.sketch", "--remove", "d1")
     assert json.loads(fedrank("data", "check", "a.sketch", "--json"))
 
 

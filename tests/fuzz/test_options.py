@@ -12,7 +12,7 @@ from tests.fuzz.options import LINES, WHOLE, numeric
 CHECKED_INSIDE = {
     "data clients --fold", "forget client --client", "model score --client", "model evaluate --client",
     "model export --client", "model estimate --client", "data synth --users", "data synth --documents",
-    "data synth --topics", "data synth --days", "silo sketch --width", "silo sketch --depth", "trees split --fold",
+    "data synth --topics", "data synth --days", "data sketch --width", "data sketch --depth", "trees split --fold",
     "search forget --document", "deploy invite id",
 }  # fmt: skip
 

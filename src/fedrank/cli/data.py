@@ -27,6 +27,7 @@ from fedrank.cli.shared import (
     print_sections,
     progress,
 )
+from fedrank.cli.sketch import EXAMPLES, sketch
 from fedrank.files import write_atomic
 from fedrank.names import missing_file
 from fedrank.value_checks import LARGEST, Positive, at_least, at_most
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fedrank.progress import Progress
 
 data_app = typer.Typer(no_args_is_help=True)
+data_app.command("sketch", epilog=EXAMPLES)(sketch)
 
 
 @data_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank data list")

@@ -290,7 +290,7 @@ def _except_ledgers(folder: Path) -> str:
     sums = totals([account for account in map(Account.read, ledgers) if account is not None])
     return (
         f", except its ledger: {sums['participations']:,} participations of {sums['people']:,} people stay recorded "
-        f"and count if the run is repeated (to delete them: fedrank privacy ledger forget {folder})"
+        f"and count if the run is repeated (to delete them: fedrank privacy ledger {folder} --forget --because REASON)"
     )
 
 
