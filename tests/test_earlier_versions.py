@@ -124,7 +124,7 @@ def test_an_index_is_searched(written, monkeypatch, capsys):
 
 
 def test_a_trial_is_shown(written, monkeypatch, capsys):
-    assert call(monkeypatch, "engine", "trial", "show", "trial") == 0
+    assert call(monkeypatch, "engine", "trial", "decide", "trial") == 0
     assert "12" in capsys.readouterr().out
 
 

@@ -50,7 +50,7 @@ LINES = {
     "run": "run small.toml --out fresh --workers 1",
     "bench run": "bench run fedavg --short --out benched --quiet",
     "tune": "tune small.toml --over 'learner.rate=[0.1,0.2]' --out tuned",
-    "data clients": "data clients small.toml",
+    "data check": "data check small.toml",
     "privacy show": "privacy show noisy.toml",
     "privacy audit": "privacy audit noisy.toml",
     "privacy plan": "privacy plan noisy.toml --epsilon 1",

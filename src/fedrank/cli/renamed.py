@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 RENAMED = {
     "demo": "`run demo`",
     "runs": "`watch FOLDERS --list`",
-    "clients": "`data clients`",
+    "clients": "`data check SPEC`",
+    "data clients": "`data check SPEC`",
     "logs convert": "`papers convert METADATA LETOR --out OUT`",
     "data build --aol4foltr": "`papers convert METADATA LETOR --out OUT`",
     "logs describe": "`data check FOLDER` (`--json` in place of `--numbers`)",
@@ -62,7 +63,7 @@ RENAMED = {
     "data build --least": "`data build --min-interactions`",
     "data build --places": "`data build --positions`",
     "engine trial plan --places": "`engine trial plan --positions`",
-    "engine trial show --picture": "`engine trial show --out`",
+    "engine trial show": "`engine trial decide TRIAL`",
     "engine trial decide --picture": "`engine trial decide --out`",
     "trees grow --least": "`trees grow --min-data-in-leaf`",
     "trees grow --edge-noise": "removed; use the default grid, or `trees grow --edges FILE`",
