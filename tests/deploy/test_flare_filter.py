@@ -162,6 +162,8 @@ def test_the_policy_has_one_scope_and_is_not_overwritten(tmp_path):
         ({}, "allow_log_streaming"),
         ({"allow_log_streaming": False}, "class_allow_list"),
         (ALLOWED | {"class_allow_list": ["nvflare.*"]}, "list single classes"),
+        (ALLOWED | {"class_allow_list": [TRAINER, "nvflare."]}, r"has 'nvflare\.'.* list single classes"),
+        (ALLOWED | {"class_allow_list": ["nvflare.app_common.widgets"]}, "list single classes"),
         (ALLOWED | {"class_allow_list": ["nvflare.widgets.ConvertToFedEvent"]}, "list single classes"),
     ):
         resources.write_text(json.dumps(content))

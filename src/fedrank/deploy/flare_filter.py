@@ -99,11 +99,16 @@ def _gap(path: Path) -> str:
         return 'logs of a job go to the server; set "allow_log_streaming": false'
     if found.get("class_list_enforcement_mode") != "enforce" or not isinstance(allowed, list):
         return 'a job may use any class; set "class_allow_list", and "class_list_enforcement_mode": "enforce"'
-    if wide := [one for one in allowed if str(one).rpartition(".")[2] in ("*", *FORWARDS)]:
+    if wide := [one for one in allowed if not _is_class(str(one).rpartition(".")[2])]:
         return (
             f"class_allow_list has {wide[0]!r}, with which a job can send data beside its results; list single classes"
         )
     return ""
+
+
+def _is_class(name: str) -> bool:
+    """Whether an entry names one class, not a package: NVFLARE allows everything that begins with an entry."""
+    return name[:1].isupper() and name not in FORWARDS
 
 
 def policy(settings: Path) -> dict[str, Any]:
