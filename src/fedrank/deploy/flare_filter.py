@@ -111,7 +111,7 @@ def _gap(found: dict[str, Any]) -> str:
 
 
 def _open_rights(found: dict[str, Any]) -> str:
-    """The role that may send code of its own, which no list of classes stops, or read files of the site; or empty."""
+    """What role may send code, which no list of classes stops, or read files of the site; empty if no role may."""
     roles = found.get("permissions")
     if not isinstance(roles, dict):
         return "permissions are missing; NVFLARE's default lets a job bring its own code"
