@@ -47,7 +47,7 @@ TEXTS = [
 
 def words_of(texts):
     hasher = Hasher(KEY)
-    return hasher, [hasher.passage(text, hasher.digest(text)) for text in texts]
+    return hasher, hasher.passages(texts, [hasher.digest(text) for text in texts])
 
 
 def test_columns_against_an_oracle():

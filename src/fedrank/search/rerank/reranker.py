@@ -217,7 +217,7 @@ class Reranker:
     ) -> tuple[NDArray[np.int32], tuple[bytes, ...], list[Words], Features, Table]:
         """Stems of the query, digests and words of the passages, their features, and what memory adds to each."""
         digests = tuple(self._hasher.digest(text) for text in documents)
-        words = [self._hasher.passage(text, digest) for text, digest in zip(documents, digests, strict=True)]
+        words = self._hasher.passages(documents, digests)
         stems = self._hasher.query(query)
         found = describe(stems, words, self._store.background, columns)
         return stems, digests, words, found, self._memory.lift(stems, digests, self._store.background)
