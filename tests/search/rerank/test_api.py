@@ -100,7 +100,7 @@ def test_feedback_by_id_by_texts_and_by_an_answer(client):
         ("/v2/feedback", {"query": 3, "events": []}, "query must be a text"),
         ("/v2/feedback", {"events": {"index": 0}}, "events must be a list"),
         ("/v2/feedback", {"events": [{"index": True, "kind": "cited"}]}, "needs an index and a kind"),
-        ("/v2/feedback", {"id": "x", "answer": "y"}, "answer must be a text, sent with the documents"),
+        ("/v2/feedback", {"id": "x", "answer": "y"}, "answer must be a text of at most 100,000 characters, sent with"),
         ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "up"}], "order": 3}, "order must be a list"),
     ],
 )

@@ -101,7 +101,7 @@ def test_the_log_has_what_was_shown_and_used_but_no_text(tmp_path):
     assert log.facts["settings"]["features"] == "rerank-1:own"
     assert feature_facts("rerank-1:own").names == log.feature_names
     assert feature_facts("rerank-1").names == OWN
-    one, _, used = given[7]
+    one, used = given[7]
     place = int(np.flatnonzero(np.asarray(log.time) == int(one.time))[0])
     shown = np.asarray(log.lists)[place]
     np.testing.assert_array_equal(np.asarray(log.features)[shown[shown >= 0]], one.features[one.shown])

@@ -53,7 +53,7 @@ def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float]
     pairs = _Pairs.of([one for one in examples if len(one.used) and len(one.unused)])
     if pairs is None or len(names) == len(OWN):
         return None
-    gains = np.zeros(len(pairs.weight))
+    gains, slopes = np.zeros((2, len(pairs.weight)))
     for fold in range(FOLDS):
         out = pairs.query % FOLDS == fold
         if out.all() or not out.any():
@@ -62,7 +62,8 @@ def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float]
         here = pairs.select(out)
         before = here.offset + scale * here.start
         gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + here.signals @ fitted))
-    if not pairs.in_errors(gains) > SIGNIFICANT:
+        slopes[out] = _logistic(-before) * (here.signals @ fitted)  # of the likelihood, towards these weights
+    if not (pairs.in_errors(slopes) > SIGNIFICANT and pairs.weight @ gains > 0):
         return None
     scale, fitted = pairs.fit()
     return dict(zip(names, (*(scale * START).tolist(), *fitted.tolist()), strict=True))

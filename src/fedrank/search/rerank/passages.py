@@ -24,6 +24,7 @@ BUCKETS = 1 << 18  # hash buckets in which passages are counted
 CACHED = 4_000_000  # distinct words of passages that are held in memory, 8 bytes each
 MAX_KNOWN = 1 << 17  # words whose hashes are held in memory
 AT_ONCE = 100  # passages that are split together
+RUN = 8  # words in a row by which a copy of an answer is recognised
 K1, B = 0.9, 0.4
 FIRST = 10  # of the caller's passages, whose mean is the centroid
 MIN_BACKGROUND = 200  # passages; with fewer, document frequencies of the list itself are added
@@ -77,6 +78,14 @@ class Hasher:
     def query(self, text: str) -> NDArray[np.int32]:
         """The distinct stems of a query without function words, ascending; at most 32 count."""
         return np.array(sorted({self._hashes.keyed(stem) for stem in self._features.engine_terms(text)}), np.int32)
+
+    def runs(self, text: str) -> NDArray[np.uint64]:
+        """A hash of every 8 words in a row, ascending; at most 4,096."""
+        stems = np.array([self._hashes[word] for word in tokens(text)[:MAX_WORDS]], np.uint64)
+        runs = np.zeros(max(len(stems) - RUN + 1, 0), np.uint64)
+        for place in range(RUN):
+            runs = runs * np.uint64(0x9E37_79B9_7F4A_7C15) + stems[place : place + len(runs)]
+        return np.unique(runs)
 
     def passages(self, texts: Sequence[str], digests: Sequence[bytes]) -> list[Words]:
         """The words of passages; those of recent passages are cached."""
