@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from fedrank.data.text import stemmer, tokens
 from fedrank.search.rerank.learning import PENALTY, Example, is_due, refit
-from fedrank.search.rerank.memory import MAX_QUERIES, UseMemory
+from fedrank.search.rerank.memory import MAX_QUERIES, ReaderRecord, UseMemory
 from fedrank.search.rerank.passages import (
     MIN_BACKGROUND,
     OWN,
@@ -146,6 +146,56 @@ def test_memory_by_hand():
     assert not memory.lift(np.array([1, 8, 9], np.int32), [b"used"], background).any()  # likeness 1/5
     memory.add(one, b"used", -2, 0)
     assert not memory.lift(one, [b"used"], background).any()
+
+
+def test_votes_of_a_person_are_limited_and_those_of_a_reader_weighted():
+    """A person with 6 votes counts as 3, 2 of them for the passage; the trust in the reader is a factor of both."""
+    memory, background, stems = UseMemory(), PassageStatistics.empty(), np.array([1, 2], np.int32)
+    memory.add(stems, b"d", 4, 2, "model-1", b"ann")
+    np.testing.assert_allclose(memory.lift(stems, [b"d"], background), [10 * 2 / (3 + 1)])
+    memory.add(stems, b"d", 0, 1, "model-2")
+    np.testing.assert_allclose(memory.lift(stems, [b"d"], background), [10 * 2 / (4 + 1)])
+    trust = {"model-1": 0.5}
+    np.testing.assert_allclose(memory.lift(stems, [b"d"], background, trust), [10 * 1 / (2.5 + 1)])
+
+
+def test_trust_by_hand():
+    """Each record begins with 20 passages: 12 of those used before were used again, and 4 of the others."""
+    assert ReaderRecord().trust == 1
+    record = ReaderRecord([30, 100], [24, 80])  # 42/120 - 28/100 = .07, of .2
+    assert record.trust == pytest.approx(0.35)
+    assert ReaderRecord([0, 1000], [300, 1000]).trust == 0
+
+
+def test_memory_is_bounded_by_votes(monkeypatch):
+    monkeypatch.setattr("fedrank.search.rerank.memory.MAX_VOTES", 4)
+    memory = UseMemory()
+    for number in range(3):
+        for passage in (b"a", b"b"):
+            memory.add(np.array([number], np.int32), passage, 1, 0)
+    assert (len(memory), memory._votes) == (2, 4)
+
+
+def test_runs_of_words():
+    hasher = Hasher(KEY)
+    text = "one two three four five six seven eight nine"
+    assert len(hasher.runs(text)) == 2
+    assert set(hasher.runs(text.upper() + "!")) == set(hasher.runs(text))
+    assert set(hasher.runs("ten " + text)) > set(hasher.runs(text))
+    assert len(hasher.runs("one two three four five six seven")) == len(hasher.runs("")) == 0
+    assert set(Hasher(b"o" * 32).runs(text)).isdisjoint(hasher.runs(text))
+
+
+def test_passages_are_split_together_as_one_by_one():
+    together, alone = Hasher(KEY), Hasher(KEY)
+    texts = [*TEXTS, TEXTS[0], "Straße ﬁne " * 3000, "x" * 50]
+    digests = [together.digest(text) for text in texts]
+    for words, text, digest in zip(together.passages(texts, digests), texts, digests, strict=True):
+        other = alone.passages([text], [digest])[0]
+        assert (words.stems.tolist(), words.counts.tolist(), words.length) == (
+            other.stems.tolist(), other.counts.tolist(), other.length,
+        )  # fmt: skip
+        assert words.counts.sum() == min(words.length, 4096)
 
 
 def test_memory_is_bounded(monkeypatch):
