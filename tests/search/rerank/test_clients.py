@@ -1,4 +1,7 @@
-"""Clients that people use, against a real server; every request must go to the configured address."""
+"""Clients that people use, against a real server; every request must go to the configured address.
+
+`make test-clients` installs those that are not development dependencies, into .venv-clients.
+"""
 
 import asyncio
 import contextlib
@@ -21,6 +24,7 @@ from fedrank.search.rerank.tenants import Tenants
 from tests.search.rerank.kills import kill_often
 
 pytestmark = pytest.mark.process
+HERE = {"127.0.0.1", "localhost"}
 TEXTS = ["rain in the north", "an asthma inhaler for children", "snow", "how to use the inhaler"]
 
 
@@ -40,22 +44,45 @@ def server(tmp_path):
 
 @pytest.fixture
 def only_here(monkeypatch):
-    """The hosts to which connections were made; all but loopback are refused."""
+    """The hosts that were looked up or connected to; all but loopback are refused.
+
+    The environment names another address, which clients must not use.
+    """
     asked = []
 
-    def looked_up(host, *more, **named):
+    def noted(host):
         asked.append(host)
-        if host not in ("127.0.0.1", "localhost"):
+        if host not in HERE:
             raise OSError(f"{host} is not the configured address")
+
+    def looked_up(host, *more, **named):
+        noted(host)
         return resolve(host, *more, **named)
 
-    resolve = socket.getaddrinfo
+    def connected(one, address):
+        noted(address[0] if isinstance(address, tuple) else address)
+        return connect(one, address)
+
+    resolve, connect = socket.getaddrinfo, socket.socket.connect
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(socket.socket, "connect", connected)
+    for name in ("CO_API_URL", "COHERE_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://elsewhere.example")
+    monkeypatch.setenv("NO_PROXY", ",".join(HERE))
     yield asked
-    assert set(asked) <= {"127.0.0.1", "localhost"}
+    assert set(asked) <= HERE
     with warnings.catch_warnings():  # clients leave their connections open
         warnings.simplefilter("ignore")
         gc.collect()
+
+
+def test_the_guard_notices_other_addresses(only_here):
+    with pytest.raises(OSError, match="is not the configured address"):
+        socket.create_connection(("elsewhere.example", 80), timeout=1)
+    with socket.socket() as one, pytest.raises(OSError, match="is not the configured address"):
+        one.connect(("192.0.2.1", 80))
+    assert only_here == ["elsewhere.example", "192.0.2.1"]
+    only_here.clear()
 
 
 def test_cohere(server, only_here):
@@ -75,7 +102,7 @@ def test_cohere(server, only_here):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_langchain(server, only_here, monkeypatch):
+def test_langchain(server, only_here):
     langchain = pytest.importorskip("langchain_cohere", reason="package: langchain-cohere is not installed")
     address, key, tenants = server
     reranker = langchain.CohereRerank(model="fedrank", cohere_api_key=key, base_url=address, top_n=2)

@@ -231,6 +231,21 @@ def test_an_informative_signal_is_fitted_tried_and_adopted(tmp_path, clock):
         assert one.status().history[0].state in ("rolled back", "replaced", "refused")
 
 
+def test_weights_that_new_feedback_does_not_support_are_withdrawn(tmp_path, clock):
+    rng = random.Random(4)
+    with Reranker(tmp_path / "t", clock=clock) as one:
+        with one._store.writing():
+            one._store.add_model({"rank": 1.0, "bm25": 1.0, "centroid": 0.5, "own": 1.0}, 0, "in use", "", clock())
+        one._load()
+        for number in range(50):
+            texts = [f"text {rng.random()} of {number}" for _ in range(12)]
+            answer = one.rerank(f"need {number}", texts, 5, signals={"own": [rng.random() for _ in texts]})
+            one.feedback(answer.id, {answer.indices[number % 5]: "cited"})
+        assert one.status().mode == "start"
+        assert (one.status().history[0].state, one.status().on_trial) == ("rolled back", None)
+        assert "do not support it" in one.status().history[0].note
+
+
 def test_without_signals_nothing_is_fitted(tmp_path, clock):
     with Reranker(tmp_path / "t", clock=clock) as one:
         use(one, clock, {11}, 60)

@@ -459,11 +459,16 @@ class Reranker:
     def _refit(self, now: float) -> None:
         names, examples = self._examples()
         weights = learning.refit(names, examples)
+        outdated = weights is None and self._model is not None and learning.refit(names, examples, 0.0) is None
         with self._store.writing():
             self._store.put(fitted=self._with_feedback)
             if weights is not None:
                 note = f"fitted to {len(examples):,} requests with feedback"
                 self._store.add_model(weights, self._with_feedback, "on trial", note, now)
+            if outdated and self._model is not None:
+                note = f"{len(examples):,} requests with feedback do not support it"
+                self._store.move_model(self._model.id, "rolled back", note)
+                self._model = None
         self._trial = next(iter(self._store.models("on trial")), None)
 
     def _examples(self) -> tuple[list[str], list[learning.Example]]:
