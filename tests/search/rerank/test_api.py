@@ -116,6 +116,15 @@ def test_a_verdict_on_a_passage_counts_more_than_a_citation_in_the_answer(client
     assert client.post("/v2/feedback", json=body).json()["recorded"] == down
 
 
+def test_texts_with_an_answer_may_be_sent_as_the_reader_saw_them(client):
+    id = rerank(client).json()["id"]
+    said = "First, the inhaler is shaken well before each use."
+    seen = client.post("/v2/feedback", json={"id": id, "documents": [TEXTS[3], TEXTS[0]], "answer": said})
+    assert seen.json()["recorded"] == [{"index": 3, "kind": "cited"}]
+    other = client.post("/v2/feedback", json={"id": id, "documents": [TEXTS[3], "other"], "answer": said})
+    assert (other.status_code, "documents[1] is not in the request" in other.text) == (400, True)
+
+
 def test_feedback_by_id_by_texts_and_by_an_answer(client):
     first = rerank(client).json()["id"]
     events = [{"index": 1, "kind": "clicked"}]
@@ -178,8 +187,17 @@ def test_not_json_and_too_large(client):
 
 
 def test_hostile_texts_do_not_come_back_in_errors(client):
-    answer = client.post("/v2/rerank", json={"query": "<script>", "documents": ["<script>"], "top_n": 0})
-    assert "<script>" not in answer.text
+    for more in ({"top_n": 0}, {"documents": [{"t": "x"}], "rank_fields": ["<script>\ud800"]}, {"user": ["<script>"]}):
+        answer = client.post("/v2/rerank", content=json.dumps({"query": "<script>", "documents": ["<script>"], **more}))
+        assert (answer.status_code, "<script>" in answer.text) == (400, False)
+    answer = rerank(client, signals={"x" * 1_000_000: [1, 2, 3, 4]})
+    assert (answer.status_code, len(answer.text) < 300) == (400, True)
+
+
+def test_texts_that_are_not_valid_unicode_are_answered(client):
+    body = json.dumps({"query": "\ud800", "documents": ["\ud800 x"], "user": "\ud800", "return_documents": True})
+    answer = client.post("/v2/rerank", content=body)
+    assert (answer.status_code, answer.json()["results"][0]["document"]["text"]) == (200, "\ud800 x")
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic x", "Bearer \u00e9"])

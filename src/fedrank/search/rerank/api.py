@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter, deque
@@ -18,7 +19,6 @@ from fedrank.search.rerank.used import used_passages
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.types import ASGIApp
 
 EXTRA = "search"
@@ -75,7 +75,7 @@ def make_api(tenants: Tenants) -> ASGIApp:
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
-        from starlette.responses import JSONResponse, PlainTextResponse
+        from starlette.responses import JSONResponse, PlainTextResponse, Response
         from starlette.routing import Route
     except ImportError:
         raise missing_extra("the server needs a web framework", EXTRA) from None
@@ -86,7 +86,7 @@ def make_api(tenants: Tenants) -> ASGIApp:
             began = time.perf_counter()
             status, content = await _answer(request, tenants, work, run_in_threadpool)
             metrics.add(name, status, time.perf_counter() - began)
-            return JSONResponse(content, status)
+            return Response(json.dumps(content), status, media_type="application/json")  # ASCII: any text can be sent
 
         return endpoint
 
@@ -174,8 +174,8 @@ def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]], list[Mappin
     if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
         raise RerankError(f"documents must be a list of at most {MAX_DOCUMENTS:,}")
     fields = body.get("rank_fields") or ["text"]
-    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
-        raise RerankError("rank_fields must be a list of names")
+    if not isinstance(fields, list) or len(fields) > 100 or not all(isinstance(name, str) for name in fields):
+        raise RerankError("rank_fields must be a list of at most 100 names; text if not given")
     texts: list[str] = []
     numbers: list[Mapping[str, Any]] = []
     for index, one in enumerate(documents):
@@ -185,7 +185,7 @@ def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]], list[Mappin
             continue
         found = [one[name] for name in fields if isinstance(one.get(name), str)] if isinstance(one, dict) else []
         if not found:
-            raise RerankError(f"documents[{index}] must be a text, or an object with {' or '.join(fields)}")
+            raise RerankError(f"documents[{index}] must be a text, or an object with the field text or one of rank_fields")
         texts.append("\n".join(found))
         metadata = one.get("metadata")
         numbers.append(metadata if isinstance(metadata, dict) else {})
@@ -234,7 +234,8 @@ def feedback_request(reranker: Reranker, body: Body, path: str = "/v2/feedback")
             raise RerankError(
                 f"answer must be a text of at most {MAX_TEXT:,} characters, sent with the documents that the reader saw"
             )
-        events = {one.index: "cited" for one in used_passages(answer, texts) if one.supported} | events
+        places = range(len(texts)) if id is None else reranker.places(id, texts)
+        events = {places[one.index]: "cited" for one in used_passages(answer, texts) if one.supported} | events
     if not events:
         raise RerankError("the request names no event, and no passage supports the answer; nothing was recorded")
     order = body.get("order")

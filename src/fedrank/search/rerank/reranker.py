@@ -378,6 +378,15 @@ class Reranker:
             self._learn(now)
             return one.id
 
+    def places(self, id: str, documents: Sequence[str]) -> list[int]:
+        """The indices in a request of documents that are sent in another order, or only in part."""
+        with self._turn:
+            place = {digest: index for index, digest in enumerate(self._find(id, None, None).documents)}
+            found = [place.get(self._hasher.digest(text), -1) for text in documents]
+        if -1 in found:
+            raise RerankError(f"documents[{found.index(-1)}] is not in the request; nothing was recorded")
+        return found
+
     def _find(self, id: str | None, query: str | None, documents: Sequence[str] | None) -> Request:
         if id is not None:
             found = self._store.request(id) if isinstance(id, str) and len(id) <= 64 else None
@@ -686,8 +695,8 @@ def _signals(signals: Mapping[str, Sequence[float | None]] | None, documents: in
     for name, values in (signals or {}).items():
         if not isinstance(name, str) or not _SIGNAL.fullmatch(name) or name in OWN:
             raise RerankError(
-                f"{name!r} cannot be the name of a signal; use small letters, digits, '_', '-' and '.', but not "
-                f"{', '.join(OWN)}"
+                f"{str(name)[:50]!r} cannot be the name of a signal; use small letters, digits, '_', '-' and '.', but "
+                f"not {', '.join(OWN)}"
             )
         if len(values) != documents:
             raise RerankError(f"signal {name!r} has {len(values)} values for {documents} documents")
