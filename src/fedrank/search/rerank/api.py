@@ -185,7 +185,7 @@ def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]], list[Mappin
             continue
         found = [one[name] for name in fields if isinstance(one.get(name), str)] if isinstance(one, dict) else []
         if not found:
-            raise RerankError(f"documents[{index}] must be a text, or an object with the field text or one of rank_fields")
+            raise RerankError(f"documents[{index}] must be a text, or an object with text or one of rank_fields")
         texts.append("\n".join(found))
         metadata = one.get("metadata")
         numbers.append(metadata if isinstance(metadata, dict) else {})
