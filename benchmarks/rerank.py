@@ -51,6 +51,7 @@ class Reader(NamedTuple):
     signal: str = ""  # "own": informative (AUC .76); "noise"; "score": the caller's similarity, which repeats its order
     answers: float = 1.0  # share of requests with feedback
     names: int = SEEN  # used passages that the feedback names
+    injected: int = 0  # one passage of so many is always cited
 
 
 READERS = {
@@ -61,6 +62,7 @@ READERS = {
     "false": Reader(0.5, 0.35, "noise"),
     "random": Reader(0.3, 0.3, "noise"),
     "one": Reader(0.75, 0.1, "noise", names=1),
+    "injected": Reader(0.75, 0.1, "noise", injected=50),
     "missing": Reader(0.75, 0.1, "own", answers=0.4),
 }
 LOOKS = (50, 200, 1_000)  # requests
@@ -201,6 +203,8 @@ def cell(name: str, caller: str, reader: str, seed: int, half: int) -> dict[str,
             )
             good = [grades[need].get(int(documents[index]), 0) > 0 for index in answer.indices]
             chance = np.where(good, told.relevant, told.other)
+            if told.injected:
+                chance[documents[answer.indices] % told.injected == 0] = 1.0
             used = [index for index, p in zip(answer.indices, chance, strict=True) if rng.random() < p][: told.names]
             credit["given"] += len(used)
             credit["false"] += sum(not good[answer.indices.index(index)] for index in used)
