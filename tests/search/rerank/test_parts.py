@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedrank.data.text import stemmer, tokens
-from fedrank.search.rerank.learning import LARGEST, PENALTY, REMEMBERED, SCALES, Example, is_due, refit
+from fedrank.search.rerank.learning import LARGEST, PENALTY, REMEMBERED, SCALES, Example, _pairs_of, is_due, refit
 from fedrank.search.rerank.memory import MAX_QUERIES, ReaderRecord, UseMemory
 from fedrank.search.rerank.passages import (
     MIN_BACKGROUND,
@@ -107,6 +107,14 @@ def test_a_missing_signal_counts_as_average_and_is_named():
 @pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [np.nan, np.nan], [1e15, 1e15], []])
 def test_equal_or_absent_values_are_zero(values):
     assert not standardised(np.array(values)).any()
+
+
+def test_the_rarest_word_that_passages_have():
+    hasher, words = words_of(TEXTS)
+    many = PassageStatistics.empty()
+    many.add(words)
+    assert [many.rarest(hasher.query(text)) for text in ("please", "")] == [None, None]
+    assert many.rarest(hasher.query("asthma nurse please")) == hasher.query("nurse")[0]
 
 
 def test_a_query_without_words():
@@ -257,10 +265,10 @@ def test_a_signal_that_repeats_the_rank_does_not_turn_against_it():
         used = rng.random(5) < 1 / (1 + np.exp(-3 * (features[shown, 1] - features[shown, 1].mean())))
         made.append(Example(features, np.zeros(50), shown[used], shown[~used], 1.0, number))
         lists.append(features)
-    found = refit([*OWN, "copy"], made, significant=-math.inf)
-    if found is not None:
-        weights, every = np.array([*found.values()]), np.concatenate(lists)
-        assert np.corrcoef(every @ weights, every[:, :3] @ START)[0, 1] > 0.97
+    pairs, explained = _pairs_of(made)
+    scale, fitted = pairs.fit()
+    weights, every = np.append(scale * START - explained @ fitted, fitted), np.concatenate(lists)
+    assert np.corrcoef(every @ weights, every[:, :3] @ START)[0, 1] > 0.97
 
 
 def test_a_worthless_signal_is_rarely_fitted():
@@ -279,7 +287,7 @@ def test_refit_against_an_optimiser():
         for i in one.used
         for j in one.unused
     ]
-    every = np.concatenate([one.features for one in made if len(one.used) and len(one.unused)])
+    every = np.concatenate([one.features for one in made])
     explained = np.linalg.lstsq(  # least squares with a small penalty, written as rows
         np.concatenate([every[:, :3], (1e-3 * len(every)) ** 0.5 * np.eye(3)]), np.append(every[:, 3], np.zeros(3))
     )[0]

@@ -38,7 +38,7 @@ class Example:
     used: NDArray[np.int64]
     unused: NDArray[np.int64]  # shown and not used
     weight: float  # 1/k for the k-th request with the same query
-    query: int  # number of the query
+    query: int  # number of the query; the same for queries with the same rarest word
 
 
 def is_due(feedbacks: int, fitted: int) -> bool:
@@ -49,13 +49,11 @@ def is_due(feedbacks: int, fitted: int) -> bool:
     return feedbacks >= step
 
 
-def refit(
-    names: Sequence[str], examples: Sequence[Example], significant: float = SIGNIFICANT
-) -> dict[str, float] | None:
+def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float] | None:
     """Fitted weights by name; None if they do not predict the feedback of other queries significantly better.
 
     Weights are compared with the scaled start in cross-validation over queries: the likelihood of pairs must be larger,
-    and its slope from the start towards the weights must be positive by `significant` standard errors.
+    and its slope from the start towards the weights must be positive by two standard errors.
     """
     found = _pairs_of(examples)
     if found is None or len(names) == len(OWN):
@@ -71,7 +69,7 @@ def refit(
         before, change = here.offset + scale * here.start, here.signals @ fitted
         gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + change))
         slopes[out] = _logistic(-before) * change
-    if not (pairs.in_errors(slopes) > significant and pairs.weight @ gains > 0):
+    if not (pairs.in_errors(slopes) > SIGNIFICANT and pairs.weight @ gains > 0):
         return None
     scale, fitted = pairs.fit()
     return dict(zip(names, (*(scale * START - explained @ fitted).tolist(), *fitted.tolist()), strict=True))
@@ -79,16 +77,13 @@ def refit(
 
 def _pairs_of(examples: Sequence[Example]) -> tuple[_Pairs, Table] | None:
     """Pairs, with the part of each signal that rank, BM25 and centroid do not explain; and [own, signals]: the rest."""
-    usable = [one for one in examples if len(one.used) and len(one.unused)]
-    if not usable:
+    pairs = _Pairs.of(examples)
+    if pairs is None:
         return None
-    every = np.concatenate([one.features for one in usable])
+    every = np.concatenate([one.features for one in examples])
     own, signals = every[:, : len(OWN)], every[:, len(OWN) :]
     explained: Table = np.linalg.solve(own.T @ own + 1e-3 * len(own) * np.eye(len(OWN)), own.T @ signals)
-    pairs = _Pairs.of(usable)
-    pairs = replace(pairs, signals=pairs.signals - pairs.own @ explained)
-    pairs = pairs.select(np.abs(pairs.offset) <= REMEMBERED)
-    return (pairs, explained) if len(pairs.weight) else None
+    return replace(pairs, signals=pairs.signals - pairs.own @ explained), explained
 
 
 def with_start(weights: Mapping[str, float]) -> dict[str, float]:
@@ -105,14 +100,12 @@ def with_start(weights: Mapping[str, float]) -> dict[str, float]:
 
 def gain_of(weights: Mapping[str, float], names: Sequence[str], examples: Sequence[Example]) -> float:
     """By how many standard errors weights predict feedback better than the scaled start does; NaN if unknown."""
-    usable = [one for one in examples if len(one.used) and len(one.unused)]
-    if not usable:
+    pairs = _Pairs.of(examples)
+    if pairs is None:
         return math.nan
-    pairs = _Pairs.of(usable)
-    own = np.array([weights[name] for name in OWN])
     before = pairs.offset + _scale(pairs.start, pairs.offset, pairs.weight) * pairs.start
-    signals = np.array([weights.get(name, 0.0) for name in names[len(OWN) :]])
-    after = pairs.offset + float(own @ START / (START @ START)) * pairs.start + pairs.signals @ signals
+    own, signals = (np.array([weights.get(name, 0.0) for name in some]) for some in (OWN, names[len(OWN) :]))
+    after = pairs.offset + pairs.own @ own + pairs.signals @ signals
     return pairs.in_errors(np.logaddexp(0.0, -before) - np.logaddexp(0.0, -after))
 
 
@@ -127,15 +120,22 @@ class _Pairs:
     query: NDArray[np.int64]
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> _Pairs:
+    def of(cls, examples: Sequence[Example]) -> _Pairs | None:
+        """The pairs that memory leaves open; None without any."""
         rows = []
         for one in examples:
+            if not (len(one.used) and len(one.unused)):
+                continue
             better, worse = np.repeat(one.used, len(one.unused)), np.tile(one.unused, len(one.used))
             x = one.features[better] - one.features[worse]
             weight = np.full(len(better), one.weight / len(better))  # a request counts once, however long it is
             query = np.full(len(better), one.query)
             rows.append((x[:, : len(OWN)], x[:, len(OWN) :], one.memory[better] - one.memory[worse], weight, query))
-        return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+        if not rows:
+            return None
+        pairs = cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+        pairs = pairs.select(np.abs(pairs.offset) <= REMEMBERED)
+        return pairs if len(pairs.weight) else None
 
     @property
     def start(self) -> Table:

@@ -145,6 +145,12 @@ class PassageStatistics:
         rarity: Table = np.log1p((self.passages - n + 0.5) / (n + 0.5))
         return rarity
 
+    def rarest(self, stems: NDArray[np.int32]) -> int | None:
+        """The stem that the fewest passages have, of those that any has."""
+        having = self.frequencies[stems & np.int32(BUCKETS - 1)]
+        known = np.flatnonzero(having)
+        return int(stems[known[np.argmin(having[known])]]) if len(known) else None
+
     @property
     def mean_length(self) -> float:
         return self.words / self.passages if self.passages else 1.0

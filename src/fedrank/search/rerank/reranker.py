@@ -468,15 +468,16 @@ class Reranker:
     def _refit(self, now: float) -> None:
         names, examples = self._examples()
         weights = learning.refit(names, examples)
-        outdated = weights is None and self._model is not None and learning.refit(names, examples, 0.0) is None
+        used = self._model
+        outdated = weights is None and used is not None and learning.gain_of(used.weights, names, examples) < 0
         with self._store.writing():
             self._store.put(fitted=self._with_feedback)
             if weights is not None:
                 note = f"fitted to {len(examples):,} requests with feedback"
                 self._store.add_model(weights, self._with_feedback, "on trial", note, now)
-            if outdated and self._model is not None:
-                note = f"{len(examples):,} requests with feedback do not support it"
-                self._store.move_model(self._model.id, "rolled back", note)
+            if outdated and used is not None:
+                note = f"it predicts {len(examples):,} requests with feedback worse than the start does"
+                self._store.move_model(used.id, "rolled back", note)
                 self._model = None
         self._trial = next(iter(self._store.models("on trial")), None)
 
@@ -496,7 +497,7 @@ class Reranker:
             ),
         )
         repeats: Counter[bytes] = Counter()
-        queries: dict[bytes, int] = {}
+        queries: dict[int | bytes, int] = {}
         examples = []
         for one, labels, share in zip(latest, labelled, shares, strict=True):
             repeats[one.query.tobytes()] += 1
@@ -505,7 +506,8 @@ class Reranker:
             used = np.array([index for index, label in labels.items() if label], np.int64)
             unused = np.array([index for index, label in labels.items() if not label], np.int64)
             weight = float(share) * self._readers[one.reader].trust / repeats[one.query.tobytes()]
-            query = queries.setdefault(one.query.tobytes(), len(queries))
+            need = self._store.background.rarest(one.query) or one.query.tobytes()
+            query = queries.setdefault(need, len(queries))  # other wordings of a need are not independent evidence
             examples.append(learning.Example(table, one.memory.astype(np.float64), used, unused, weight, query))
         return names, examples
 
