@@ -24,6 +24,7 @@ REMEMBERED = 2.0  # pairs that memory separates by more teach nothing about sign
 PENALTY = 3.0  # on the squares of the weights of signals
 FOLDS = 5
 SIGNIFICANT = 2.0  # standard errors of the evidence from other queries that fitted weights need
+OUTDATED = -1.0  # standard errors; weights in use that predict feedback that much worse are withdrawn
 FIRST_REFIT = 50  # requests with feedback; then at 100, 200, 400, ...
 MAX_FITTED = 5_000  # of the latest requests
 _STEPS = 30

@@ -469,7 +469,9 @@ class Reranker:
         names, examples = self._examples()
         weights = learning.refit(names, examples)
         used = self._model
-        outdated = weights is None and used is not None and learning.gain_of(used.weights, names, examples) < 0
+        outdated = (
+            weights is None and used is not None and learning.gain_of(used.weights, names, examples) < learning.OUTDATED
+        )
         with self._store.writing():
             self._store.put(fitted=self._with_feedback)
             if weights is not None:
