@@ -51,7 +51,7 @@ class Reader(NamedTuple):
     signal: str = ""  # "own": informative (AUC .76); "noise"; "score": the caller's similarity, which repeats its order
     answers: float = 1.0  # share of requests with feedback
     names: int = SEEN  # used passages that the feedback names
-    injected: int = 0  # one passage of so many is always cited
+    injected: int = 0  # every passage with a number divisible by this is always cited; 0: none
 
 
 READERS = {

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import MAX_WORDS, FeatureSet, hash_stem
-from fedrank.data.text import stemmer, tokens
+from fedrank.data.live_features import FeatureSet
 
 BUCKETS = 1 << 18  # hash buckets in which passages are counted
 CACHED = 4_000_000  # distinct words of passages that are held in memory, 8 bytes each
@@ -45,12 +44,11 @@ class Words(NamedTuple):
 class _Hashes(dict[str, int]):
     """Keyed hashes of the stems of words, computed when a word is first asked for."""
 
-    def __init__(self, key: bytes, language: str) -> None:
-        self._key, self._stem = key, str if language == "none" else stemmer(language)
+    def __init__(self, key: bytes, features: FeatureSet) -> None:
+        self._key, self._features = key, features
 
     def __missing__(self, word: str) -> int:
-        stem = hash_stem(self._stem(word))
-        found = self[word] = self.keyed(stem)
+        found = self[word] = self.keyed(self._features.hash_word(word))
         return found
 
     def keyed(self, stem: int) -> int:
@@ -62,7 +60,8 @@ class Hasher:
     """Hashes texts with a secret key, so stored words and digests mean nothing without it."""
 
     def __init__(self, key: bytes, language: str = "english") -> None:
-        self._key, self._features, self._hashes = key, FeatureSet(language), _Hashes(key, language)
+        self._key, self._features = key, FeatureSet(language)
+        self._hashes = _Hashes(key, self._features)
         self._passages: OrderedDict[bytes, Words] = OrderedDict()
         self._cached = 0  # distinct words of these passages
 
@@ -81,7 +80,9 @@ class Hasher:
 
     def runs(self, text: str) -> NDArray[np.uint64]:
         """A hash of every 8 words in a row, ascending; at most 4,096."""
-        stems = np.array([self._hashes[word] for word in tokens(text)[:MAX_WORDS]], np.uint64)
+        stems = np.array(
+            [self._hashes[word] for word in self._features.words(text)[: self._features.max_words]], np.uint64
+        )
         runs = np.zeros(max(len(stems) - RUN + 1, 0), np.uint64)
         for place in range(RUN):
             runs = runs * np.uint64(0x9E37_79B9_7F4A_7C15) + stems[place : place + len(runs)]
@@ -107,9 +108,9 @@ class Hasher:
 
     def _split(self, texts: Sequence[str]) -> Iterator[Words]:
         """Texts as words, in one pass over all of them."""
-        split = [tokens(text) for text in texts]
-        sizes = [min(len(words), MAX_WORDS) for words in split]
-        kept = chain.from_iterable(words[:MAX_WORDS] for words in split)
+        split = [self._features.words(text) for text in texts]
+        sizes = [min(len(words), self._features.max_words) for words in split]
+        kept = chain.from_iterable(words[: self._features.max_words] for words in split)
         stems = np.fromiter(map(self._hashes.__getitem__, kept), np.int64, sum(sizes))
         row = np.repeat(np.arange(len(texts)), sizes)
         distinct, counts = np.unique(row << 31 | stems, return_counts=True)
