@@ -413,6 +413,18 @@ def test_readers_are_named_and_one_that_uses_at_random_loses_its_influence(reran
     assert lifted(reranker, "summer dresses", TEXTS[7]) == 5
 
 
+def test_readers_and_answers_are_bounded_in_number(reranker, monkeypatch):
+    monkeypatch.setattr("fedrank.search.rerank.reranker.MAX_READERS", 2)
+    monkeypatch.setattr("fedrank.search.rerank.reranker.MAX_ANSWERS", 2)
+    id = reranker.rerank("asthma", TEXTS).id
+    for number in range(5):
+        reranker.feedback(id, {2: "cited"}, reader="model-1", answer=f"{STORY} {number}")
+    assert reranker._store.count("SELECT count(*) FROM answers") == 2
+    reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="model-2")
+    with pytest.raises(RerankError, match="2 versions of readers are known"):
+        reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="model-3")
+
+
 def test_a_source_and_a_user_have_a_limited_share_of_a_refit(reranker):
     """Of 24 requests, 12 used passages of one source; 13 sources, so the limit is 2/13 of 24 requests."""
     for number in range(24):

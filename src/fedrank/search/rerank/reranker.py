@@ -53,6 +53,7 @@ INCLUDED = 0.02  # share of requests whose last passage is a random one from bel
 PROTECTED, WITHIN = 3, 10  # the caller's first 3 passages stay within the first 10
 MAX_SHARE = 0.1  # largest share of a person or of a source of passages in a refit; twice an equal one if that is more
 MAX_DAILY = 1_000  # requests of a person with feedback in 24 hours
+MAX_READERS = 1_000  # versions of readers
 MAX_ANSWERS = 1_000  # the latest ones, whose copies get no credit
 DERIVED = 0.5  # share of the runs of words of a new passage that earlier answers have
 KEEP_DAYS = 180
@@ -173,10 +174,8 @@ class Reranker:
 
     def _load_answers(self) -> None:
         """The runs of words of the latest answers."""
-        latest = self._store.db.execute("SELECT runs FROM answers ORDER BY id DESC LIMIT ?", (MAX_ANSWERS,))
-        self._said = np.unique(
-            np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(row[0], np.uint64) for row in latest)])
-        )
+        answers = [np.frombuffer(row[0], np.uint64) for row in self._store.db.execute("SELECT runs FROM answers")]
+        self._said = np.unique(np.concatenate([np.empty(0, np.uint64), *answers]))
 
     # rerank
 
@@ -339,6 +338,8 @@ class Reranker:
         if answer is not None and not (isinstance(answer, str) and len(answer) <= MAX_TEXT):
             raise RerankError(f"answer must be a text of at most {MAX_TEXT:,} characters")
         with self._turn:
+            if reader is not None and reader not in self._readers and len(self._readers) >= MAX_READERS:
+                raise RerankError(f"{MAX_READERS:,} versions of readers are known, which is the limit; use one of them")
             now = self._clock()
             one = self._find(id, query, documents)
             for index, kind in (events or {}).items():
@@ -358,6 +359,8 @@ class Reranker:
                 if answer is not None and len(runs := self._hasher.runs(answer)):
                     row = (one.id, now, runs.tobytes())
                     self._store.db.execute("INSERT INTO answers (request, time, runs) VALUES (?, ?, ?)", row)
+                    oldest = "(SELECT max(id) FROM answers) - ?"
+                    self._store.db.execute(f"DELETE FROM answers WHERE id <= {oldest}", (MAX_ANSWERS,))
                 if seen is not None:
                     self._store.db.execute("UPDATE requests SET shown = ? WHERE id = ?", (seen.tobytes(), one.id))
                 for index, kind in (events or {}).items():
