@@ -105,7 +105,7 @@ def shown(package, **names):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("package", ["cohere", "langchain_cohere", "llama_index.postprocessor", "lightrag.rerank"])
 def test_the_tutorial_ends_with_a_learned_order(server, only_here, package):
-    pytest.importorskip(package, reason=f"package: {package} is not installed")
+    pytest.importorskip(package, reason=f"client: {package} is not installed")
     address, key, tenants = server
     names = {"address": address, "key": key, "query": "steroid inhaler", "passages": PASSAGES}
     if package.startswith("llama"):
@@ -121,7 +121,7 @@ def test_the_tutorial_ends_with_a_learned_order(server, only_here, package):
 
 
 def test_cohere(server, only_here):
-    cohere = pytest.importorskip("cohere", reason="package: cohere is not installed")
+    cohere = pytest.importorskip("cohere", reason="client: cohere is not installed")
     address, key, tenants = server
     client = cohere.ClientV2(key, base_url=address)
     answer = client.rerank(model="fedrank", query="asthma inhaler", documents=TEXTS, top_n=2)
@@ -135,7 +135,7 @@ def test_cohere(server, only_here):
 
 @pytest.mark.filterwarnings("ignore")
 def test_lightrag_sends_signals(server, only_here):
-    lightrag = pytest.importorskip("lightrag.rerank", reason="package: lightrag-hku is not installed")
+    lightrag = pytest.importorskip("lightrag.rerank", reason="client: lightrag-hku is not installed")
     address, key, tenants = server
     more = {"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"}
     asked = lightrag.cohere_rerank("inhaler", TEXTS, 2, key, base_url=f"{address}/v2/rerank", extra_body=more)
