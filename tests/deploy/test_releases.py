@@ -15,6 +15,8 @@ import pytest
 from fedrank import wire
 from fedrank.deploy import consent, coordinate, protocol
 from fedrank.deploy.charging import Charging
+from fedrank.deploy.data_sources import load_share
+from fedrank.deploy.make_plans import gate_of
 from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.pooled_sums import NEVER_PASSES, PooledSums
@@ -25,6 +27,9 @@ from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
 from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gates_in_a_year
 from fedrank.deploy.unlearning import named
+from fedrank.experiments.report.impact import impact, read_assessed
+from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import noise_needed, planned
 from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
 from fedrank.experiments.runner.runs import load_runs
@@ -162,7 +167,7 @@ def test_plain_sums_need_the_policy_and_are_called_uncovered(tmp_path):
     trial = LogTrial(tmp_path, spec_text(propensities=""), policy={"plain_measures": "true"})
     assert trial.run() == "finished"
     assert "quality" not in charges(trial, "north")
-    assert any("without noise, not covered by ε" in line for line in card_of(trial)["not_covered"])
+    assert any("leave without noise (policy.plain_measures" in line for line in card_of(trial)["not_covered"])
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())
         request = wire.pack(wire.Label("quality", trial.plan.run, 2), model_parts(0.0))
@@ -353,6 +358,68 @@ def test_a_veto_of_another_site_counts_here(finished):
         assert wire.read_label(answer).kind == "facts"
         assert json.loads(path.read_text())["outcome"] == outcome
         assert [one.name for one in path.parent.glob("model*.json")] == [MODEL_FILES[outcome]]
+
+
+def view_of(trial, name="north"):
+    settings = read_site(trial.folders[name])
+    return look_at(trial.folders[name], settings, trial.plan, load_share(settings.data))
+
+
+def test_show_card_and_impact_name_the_same_limits(finished):
+    shown, card = view_of(finished).not_covered, card_of(finished)["not_covered"]
+    assert list(shown) == card
+    assert all(line in card_of(finished)["summary"] for line in shown)
+    assessed = read_assessed(finished.folder / "spec.toml")
+    text = markdown(impact(assessed))
+    unknown = not_covered_between_sites(finished.plan.experiment)
+    assert set(shown) == set(unknown) - {line for line in unknown if "declare that users" in line}
+    for line in unknown:
+        assert line in text
+
+
+def test_show_tells_the_bytes_that_the_card_counts(finished):
+    left = {one["request"]: one for one in card_of(finished)["deployment"]["left"]}
+    shown = {one.what: one for one in view_of(finished).leaves}
+    names = {
+        "round": "update", "hello": "facts", "witness": "statements about journals of other sites",
+        **{kind: f"noised sums: {kind}" for kind in ("propensity", "quality", "gate")},
+    }  # fmt: skip
+    for request, name in names.items():
+        assert shown[name].bytes_in_all * 3 == left[request]["bytes"], request
+    assert shown["confirmations"].bytes_each * 3 == left["propensities"]["bytes"]
+    heads = shown["signed heads"]
+    assert left["heads"]["times"] == 3 * (heads.times - 1), "the confirmation of the model follows the card"
+    assert left["heads"]["bytes"] <= 3 * heads.bytes_in_all
+    assert set(left) == {*names, "propensities", "heads"}
+
+
+def test_sites_of_browsers_are_named_on_the_card(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(more=QUIET), data={"person": '"browser"'})
+    assert trial.run() == "finished"
+    card = card_of(trial)
+    assert "ε is for one browser, not for one person, at north, east, south." in card["summary"]
+    assert any("a browser, not a person" in line for line in card["not_covered"])
+    assert card["deployment"]["sites"]["north"]["unit"] == "browser"
+    assert list(view_of(trial).not_covered) == [
+        line.replace("(at north, east, south)", "(at north)") for line in card["not_covered"]
+    ]
+    text = markdown(impact(read_assessed(trial.task.folder)))
+    assert "users of the log of north are browsers" in text
+
+
+def test_a_gate_that_every_site_refuses_is_reported_with_reasons(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(more=QUIET + "[gate]\n"))
+
+    def between(name, request, answer):
+        if wire.read_label(request).kind == "gate":
+            label = wire.read_label(request)
+            return protocol.refusal(label, trial.plan.party(name).clients[0], USED)
+        return answer()
+
+    assert trial.run(between) == "finished"
+    gate = gate_of(trial.task)
+    assert (gate["outcome"], gate["released"]) == ("inconclusive", [])
+    assert all(f"{name}: {USED}" in gate["words"][0] for name in trial.names)
 
 
 def test_the_card_says_what_the_gate_claims(finished):

@@ -420,7 +420,8 @@ def test_what_a_site_is_shown(done):
     settings = read_site(home)
     view = look_at(home, settings, made.plan)
     assert {one.what: one.covered for one in view.leaves} == {
-        "answers": True, "questions": False, "model": False, "facts": False, "refusals": False,
+        "answers": True, "questions": False, "model": False, "facts": False, "confirmations": False,
+        "statements about journals of other sites": False, "signed heads": False, "refusals": False,
     }  # fmt: skip
     assert view.refused == ()
     assert view.prices[0].total == pytest.approx(ledger_of(open_sketch(home / "silo" / "own.sketch")).spent())

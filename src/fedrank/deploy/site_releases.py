@@ -117,7 +117,7 @@ class ReleasedSums(Contribution["UpdateRun"]):
                 self.run.site.log(str(problem))
                 raise Refused(USED) from None
         sums = self.release.sums(self.values(weights))
-        answer = self.reply("facts", request.label, facts=protocol.facts({"sums": sums}))
+        answer = self.reply("facts", request.label, facts=protocol.sums(sums))
         return Computed(answer, np.array(sums).astype("<f8").tobytes())
 
     @property
