@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import pytest
 from fedrank import wire
 from fedrank.deploy import consent, coordinate, protocol
 from fedrank.deploy.charging import Charging
-from fedrank.deploy.data_sources import load_share
+from fedrank.deploy.data_sources import load_share, open_data_source
 from fedrank.deploy.make_plans import gate_of
 from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import Outbox
@@ -25,10 +26,11 @@ from fedrank.deploy.run_card import against_colluders
 from fedrank.deploy.settings import plan_prices, read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
-from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gates_in_a_year
+from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gate_values, gates_in_a_year
 from fedrank.deploy.unlearning import named
 from fedrank.experiments.report.impact import impact, read_assessed
 from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import noise_needed, planned
 from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
@@ -39,6 +41,8 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.guarantees import cost_together
 from fedrank.privacy.population import RELEASES, Account, Charge
 from fedrank.ranking.gate import CLAIM, PersonSums, decide
+from fedrank.ranking.model import load_weights
+from fedrank.ranking.model_remarks import remarks_on
 from fedrank.ranking.propensity import NotIdentifiable
 from fedrank.unlearning.methods import UNLEARNERS
 from tests.deploy.log_trial import EXAMINED, PERSON, SUM, LogTrial, spec_text, write_log
@@ -108,7 +112,7 @@ def test_swaps_need_people_as_the_unit(tmp_path):
 def test_the_spec_of_the_coordinator_is_what_sites_accept(finished):
     settings = read_site(finished.folders["north"])
     share = None
-    from fedrank.deploy.data_sources import load_share
+    from fedrank.deploy.data_sources import load_share, open_data_source
 
     share = load_share(settings.data)
     [draft] = drafts((finished.folder / "spec.toml").read_text(), settings, share.train)
@@ -278,7 +282,7 @@ def test_a_round_before_the_propensities_is_refused(tmp_path, monkeypatch):
 
 
 def test_other_swaps_or_people_are_other_data(tmp_path):
-    from fedrank.deploy.data_sources import load_share
+    from fedrank.deploy.data_sources import load_share, open_data_source
 
     share = load_share(read_site(LogTrial(tmp_path).folders["north"]).data)
     changed = [{}, {"swap": -share.swap}, {"test_whose": share.test_whose[::-1]}]
@@ -286,7 +290,7 @@ def test_other_swaps_or_people_are_other_data(tmp_path):
 
 
 def test_a_log_without_swaps_is_named_before_the_run(tmp_path):
-    from fedrank.deploy.data_sources import load_share
+    from fedrank.deploy.data_sources import load_share, open_data_source
 
     trial = LogTrial(tmp_path, logs={"swaps": False})
     settings = read_site(trial.folders["north"])
@@ -426,6 +430,52 @@ def test_the_card_says_what_the_gate_claims(finished):
     words = card_of(finished)["deployment"]["gate"]["words"]
     assert NEVER_PASSES in words
     assert CLAIM in words[0]
+
+
+def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(finished, monkeypatch):
+    """The mean of directions, .75 own and .25 received; the gate of the site is about it, and its window knows it."""
+    for name, folder in finished.folders.items():
+        [path] = folder.glob("models/*/gate.json")
+        [model] = path.parent.glob("model*.json")
+        received = path.parent / "received.json"
+        assert received.read_bytes() == (finished.task.folder / "model.json").read_bytes()
+        with Site.open(folder) as site:
+            site.answer(finished.hello())
+            run = site._runs[finished.plan.run]
+            own = run.releases.alone(run.site_data.clients, site.seed)
+            theirs, used = (load_weights(file).weights for file in (received, model))
+            expected = 0.75 * own / np.linalg.norm(own) + 0.25 * theirs / np.linalg.norm(theirs)
+            np.testing.assert_allclose(used, expected, rtol=1e-12)
+            judged = gate_values(run, used, None).sum(axis=0)
+            found = json.loads(path.read_text())["here"]["doing nothing"]
+            assert found["interval"] == pytest.approx(run.releases.site_decision(judged, noised=False).interval)
+        assert load_weights(model).notes["combined at"] == name
+        assert "no ε covers it; use it in the engine of that site" in remarks_on(model)[0]
+        assert remarks_on(received) == []
+        card = Card.read(path.parent)
+        assert card.summary.startswith("This card is about received.json.")
+        assert card.files == {"received.json": hashlib.sha256(received.read_bytes()).hexdigest()}
+
+
+def test_the_own_model_is_the_mean_of_models_that_differ_in_chance(finished, monkeypatch):
+    seeds, weights = [], iter(np.eye(12)[:4] * [[1.0], [2.0], [3.0], [4.0]])
+
+    def simulate(federation, clients, rounds, seed):
+        assert federation.mechanism is None
+        assert (federation.learner.rate, clients.people, clients.interactions.tolist()) == (0.03, None, [1000])
+        seeds.append(seed)
+        yield SimpleNamespace(weights=next(weights))
+
+    monkeypatch.setattr("fedrank.experiments.runner.releases.simulate", simulate)
+    clients = clients_of_north(finished)
+    found = releases_of(finished.plan).alone(clients, 7)
+    assert found.tolist() == [0.25] * 4 + [0.0] * 8
+    assert len(set(seeds)) == 4
+
+
+def clients_of_north(trial):
+    settings = read_site(trial.folders["north"])
+    return open_data_source(settings, trial.plan).clients
 
 
 def test_each_site_writes_its_decision_beside_the_model(finished):

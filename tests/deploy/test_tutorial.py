@@ -143,8 +143,10 @@ def check_models(folder: Path) -> None:
     [run] = load_runs(folder / "coordinator" / "runs" / "first")
     assert run.status == "finished"
     for site in SITES:
-        [model] = (folder / site / "models").glob("*/model*.json")
-        assert model.read_bytes() == (run.path / "model.json").read_bytes()
+        [received] = (folder / site / "models").glob("*/received.json")
+        assert received.read_bytes() == (run.path / "model.json").read_bytes()
+        [model] = received.parent.glob("model*.json")
+        assert model.read_bytes() != received.read_bytes()
 
 
 def check_gates(folder: Path, plans: int) -> None:

@@ -27,7 +27,6 @@ from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
 from fedrank.deploy.releases import GATE, QUALITY, PersonReleases, release_of, releases_of
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData, facts_of, open_site_data
 from fedrank.deploy.site_releases import (
-    GATE_FILE,
     PROPENSITIES,
     WAITING,
     GateSums,
@@ -561,7 +560,7 @@ class UpdateRun(SiteRun):
             os.chmod(model, 0o600)
         if release_of(self.plan, GATE) is None:
             return {}
-        return {"model.json": write_decision(self, folder, Card.read(folder), asked), GATE_FILE: GATE_FILE}
+        return write_decision(self, folder, Card.read(folder), asked)
 
     def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The model that this site ranks with: the shared part and its own."""

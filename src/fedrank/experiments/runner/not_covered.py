@@ -74,7 +74,10 @@ def _of_updates(
             "(policy.plain_measures = true); clients.csv of the coordinator contains their means"
         )
     if experiment.gate is not None:
-        yield "which model a site then uses, which also depends on its own model alone; a trial's events stay there"
+        yield (
+            "the model that a site then uses: a mean of the received model and of its own one, which learns from its "
+            "people without noise; it stays at the site, and so do the events of a trial"
+        )
     if searches:
         yield f"whether the person of a site searched {searches} times since the last round (not the exact number)"
     if hasattr(experiment.aggregator, "queries"):
