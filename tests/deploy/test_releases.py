@@ -448,7 +448,7 @@ def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(f
             np.testing.assert_allclose(used, expected, rtol=1e-12)
             judged = gate_values(run, used, None).sum(axis=0)
             found = json.loads(path.read_text())["here"]["doing nothing"]
-            assert found["interval"] == pytest.approx(run.releases.site_decision(judged, noised=False).interval)
+            assert found["interval"] == pytest.approx(run.releases.site_decision(judged, gains=True).interval)
         assert load_weights(model).notes["combined at"] == name
         assert "no ε covers it; use it in the engine of that site" in remarks_on(model)[0]
         assert remarks_on(received) == []

@@ -428,7 +428,7 @@ def test_what_a_site_is_shown(done):
     assert view.after == view.spent  # the same sketch is paid once
     text = markdown(about_plan(view))
     assert "one occurrence" in text
-    assert "the weights, which depend on own queries" in text
+    assert "the weights that a silo sends" in text
     [draft] = drafts((made.folder / "spec.toml").read_text(), settings, None)
     assert draft.spec == made.plan.spec
 

@@ -246,8 +246,8 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
     """Make the model that this site would use, decide on it, and return the names of its files.
 
     The released sums of all sites are about the received model. Each site combines that model with its own one, and
-    judges the result against doing nothing and against its own model; both comparisons stay here, because no noise
-    covers the own model. `asked` is the request for the gate of the received model.
+    judges the result: it must gain against doing nothing, and lose at most the margin against its own model. Both
+    comparisons stay here, because no noise covers the own model. `asked` is the request for the gate of the received model.
     """
     sent, model = GateSums(run).outbox.get(NUMBERS[GATE]), folder / "model.json"
     parts, files = dict[str, Any](), dict[str, str]()
@@ -270,7 +270,7 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
                 replace(card, files={RECEIVED: digest}, summary=summary).write(folder)
         for what, against in (("doing nothing", None), ("the own model alone", alone)):
             sums = gate_values(run, received.weights if used is None else used, against).sum(axis=0)
-            parts[what] = run.releases.site_decision(sums, noised=False)
+            parts[what] = run.releases.site_decision(sums, gains=against is None)
     pooled = ((card.deployment or {}).get("gate") or {}) if card is not None else {}
     outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("outcome", "inconclusive"))]
     if sent is None:

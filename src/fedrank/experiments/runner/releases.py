@@ -261,12 +261,13 @@ class PersonReleases:
         read = [PersonSums.read(np.array(one), deviation, comparisons=1) for one in sums.values()]
         return decide_all(read, self._rules, names=list(sums), shared=self.experiment.data.from_swaps)
 
-    def site_decision(self, sums: Reals, noised: bool) -> GateDecision:
-        """The decision of one site on one comparison, from sums of `gate_values`."""
-        rules = self._rules
-        deviation = self.known(GATE).deviation if noised else 0.0
-        read = PersonSums.read(sums, deviation, comparisons=1)
-        return decide(read.sums[0], read.squares, read.count, read.sigma, rules.margin, rules.spend(0))
+    def site_decision(self, sums: Reals, gains: bool) -> GateDecision:
+        """The decision of one site on one comparison, from sums of `gate_values` without noise.
+
+        A model must gain, or lose at most the margin.
+        """
+        rules, read = self._rules, PersonSums.read(sums, 0.0, comparisons=1)
+        return decide(read.sums[0], read.squares, read.count, 0.0, 0.0 if gains else rules.margin, rules.spend(0))
 
     @staticmethod
     def use_window(log: SearchLog, digest: str) -> None:
