@@ -1,4 +1,7 @@
-"""A reader follows `docs/tutorials/organisations.md` word by word, from click logs to a model in production."""
+"""A reader follows `docs/tutorials/organisations.md` word by word, from click logs to a model in production.
+
+Also "Over a network" of `docs/how-to/operate-a-site.md`, and "Your own engine" of `docs/how-to/click-logs.md`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ from tests.test_documents import Block, _blocks
 
 pytestmark = pytest.mark.process
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "organisations.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, NETWORK = DOCS / "tutorials" / "organisations.md", DOCS / "how-to" / "operate-a-site.md"
+OWN_ENGINE = DOCS / "how-to" / "click-logs.md"
 HERE, PORT = "/home/you/trial", "8002"  # as the page writes them
 FINGERPRINT = re.compile(r"SHA256:\S+")
 NUMBER = re.compile(r"-?\b[0-9a-f]{10,12}\b|[+-]?\d(?:[\d,.:T+-]*\d)?")  # noise, sizes and dates differ each time
@@ -54,12 +59,12 @@ class Reader:
             free.bind(("localhost", 0))
             self.port = str(free.getsockname()[1])
 
-    def follow(self, *headings: str) -> None:
-        lines = PAGE.read_text(encoding="utf-8").splitlines()
+    def follow(self, *headings: str, page: Path = PAGE) -> None:
+        lines = page.read_text(encoding="utf-8").splitlines()
         for heading in headings:
             first = lines.index(f"## {heading}") + 1
             last = next((n for n in range(first, len(lines)) if lines[n].startswith("## ")), len(lines))
-            for block in _blocks(PAGE):
+            for block in _blocks(page):
                 if first <= block.line <= last:
                     self.do(block, " ".join(lines[block.line - 3 : block.line - 1]))
 
@@ -194,7 +199,7 @@ def test_a_reader_comes_from_click_logs_to_production_through_a_folder(reader: R
         Practice.begin("north").write_trial(f"trials/{data.name}", "june", searches=400, people=1000)
         reader.type(f"fedrank engine trial read trials/{data.name} june/ubi_queries.ndjson june/ubi_events.ndjson", [])
     assert Practice.begin("north").clicks_a_search(newest_model("north")) > before + 0.2
-    reader.follow("With your own engine")
+    reader.follow("Your own engine", page=OWN_ENGINE)
     events, documents = tmp_path / "own-events.ndjson", tmp_path / "own-docs.jsonl"
     events.write_text('{"query_id": "none", "action_name": "click", "client_id": "b", "timestamp": 1}\n')
     documents.write_text("".join(f'{{"id": "d{number}", "title": "t"}}\n' for number in range(100)))
@@ -212,7 +217,8 @@ def newest_model(site: str) -> Path:
 def test_a_reader_comes_to_a_model_on_one_machine_and_over_a_network(reader: Reader, tmp_path: Path) -> None:
     pytest.importorskip("nvflare", reason="pip install 'fedrank[deploy]'")
     reader.follow(*LOGS, "Try it on one machine")
-    network = [block for block in _blocks(PAGE) if block.line > line_of("## Over a network")]
+    first, last = (line_of(heading, NETWORK) for heading in ("## Over a network", "## The policy and the data"))
+    network = [block for block in _blocks(NETWORK) if first < block.line < last]
     [federation] = [block for block in network if "[[sites]]" in block.text]
     reader.do(federation, "`federation.toml`")
     init, join, start = (
@@ -232,5 +238,5 @@ def test_a_reader_comes_to_a_model_on_one_machine_and_over_a_network(reader: Rea
     check_models(tmp_path)
 
 
-def line_of(heading: str) -> int:
-    return PAGE.read_text(encoding="utf-8").splitlines().index(heading) + 1
+def line_of(heading: str, page: Path = PAGE) -> int:
+    return page.read_text(encoding="utf-8").splitlines().index(heading) + 1
