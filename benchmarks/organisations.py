@@ -12,6 +12,7 @@ propensities); "deployed" (three clients, each corrected by its own propensities
 by the propensities of all logs together); "pooled" (all logs in one place, each corrected by its own propensities);
 "oracle" (deployed, true propensities); "ε = 4" and "ε = 1" (deployed, noise at each site, the person is the unit, each
 person is in one round; propensities are without noise); "secure, ε = 1" (the same noise once in the sum of all sites);
+"the plan" (as in the tutorial: ε = 2 with propensities from noised swaps, quality and gate; only in its world);
 "alone, four" (the mean of four models that a site trains alone, which differ in chance); "combined, ..." (each site
 combines that mean with the received model at home, SHARE of the latter). The difference between the last two is what
 the other sites contribute; "alone, four" is what averaging alone contributes.
@@ -53,14 +54,17 @@ from benchmarks.private_noise import noise_multiplier
 from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
 from fedrank.data.engine_features import ENGINE_1
 from fedrank.data.log_fold import log_part
+from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
 from fedrank.data.ubi import UbiRules
 from fedrank.engine.practice import DOCUMENTS, EVENTS, FOUND, QUERIES, SITES, Practice
 from fedrank.experiments.runner.position_bias import shown_results
+from fedrank.experiments.runner.releases import NOISE, PersonRelease
 from fedrank.federated.partition import Split
 from fedrank.federated.server_optimizers import Add
 from fedrank.files import write_atomic
 from fedrank.privacy.mechanisms import Gaussian
+from fedrank.ranking import swaps
 from fedrank.ranking.learners import LoggedClicks
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.propensity import (
@@ -95,6 +99,7 @@ class Site(NamedTuple):
     data: RankingData  # the log
     shown: ShownResults
     judge: Evaluator  # queries that are in no log
+    log: SearchLog
 
     def corrected(self, by: Propensities) -> RankingData:
         found = correct(self.data.grades > 0, self.data.position, by)
@@ -136,9 +141,8 @@ def site_of(name: str, seed: int, searches: int, people: int, trust: float, fold
         np.arange(count).astype(str),
         top_grade=4,
     )
-    return Site(
-        truth, replace(data, features=np.array(data.features)), shown_results(log), Evaluator(judged, ["ndcg@10"])
-    )
+    data = replace(data, features=np.array(data.features))
+    return Site(truth, data, shown_results(log), Evaluator(judged, ["ndcg@10"]), log)
 
 
 def one_curve(sites: Sequence[Site]) -> Propensities:
@@ -150,6 +154,19 @@ def one_curve(sites: Sequence[Site]) -> Propensities:
             numbers = name in ("pair", "query", "search")
             rows.setdefault(name, []).append(column + (max(ends, default=0) if numbers else 0))
     return propensities_of(ShownResults(**{name: np.concatenate(parts) for name, parts in rows.items()}))
+
+
+def from_noised_swaps(sites: Sequence[Site], people: int) -> list[RankingData]:
+    """The logs, corrected by propensities from noised sums of logged swaps, as the plan of the tutorial asks for."""
+    release = PersonRelease("propensity", 2 * swaps.PAIRS, swaps.CLIP, NOISE, people)
+    sums = [np.array(release.sums(swaps.swap_counts(one.log, np.arange(len(one.log)), one.data.who))) for one in sites]
+    found = []
+    for number, site in enumerate(sites):
+        others = [each for place, each in enumerate(sums) if place != number]
+        own = swaps.Ratios.of(sums[number], release.deviation)
+        rest = swaps.Ratios.of(np.sum(others, axis=0), release.deviation * math.sqrt(len(others)))
+        found.append(site.corrected(swaps.site_propensities(own, rest).propensities))
+    return found
 
 
 def learned(
@@ -212,6 +229,8 @@ def perform(world: str, seed: int, folder: Path) -> dict[str, list[float]]:
     received = {"deployed": learned(own, seed)}
     received |= {f"ε = {epsilon:g}": learned(own, seed, epsilon, people) for epsilon in NOISY}
     received["secure, ε = 1"] = learned(own, seed, 1.0, people, secure=True)
+    if world == "tutorial":
+        received["the plan"] = learned(from_noised_swaps(sites, people), seed, 1.0, people)
     for name, weights in received.items():
         found[name] = judged(weights)
         found[f"combined, {name}"] = judged_each([combined(one, weights) for one in alone])
@@ -224,7 +243,7 @@ def combined(own: Values, received: Values) -> Values:
     return mixed
 
 
-RECEIVED = ("deployed", "ε = 4", "ε = 1", "secure, ε = 1")
+RECEIVED = ("deployed", "ε = 4", "ε = 1", "secure, ε = 1", "the plan")
 ORDER = (
     "do nothing",
     "clicks as logged",
@@ -252,6 +271,8 @@ def report(world: str, rows: Sequence[dict[str, list[float]]]) -> list[str]:
     print(f"{'':24}{'mean':>7}  {'95 % interval':15}" + "".join(f"{site:>8}" for site in SITES) + "   minus alone")
     for name in ORDER:
         values = np.array([row[name] for row in rows if name in row])
+        if not len(values) and "the plan" in name:
+            continue
         if not len(values):
             print(f"{name:24}  refused: propensities are not identifiable")
             continue
@@ -259,7 +280,9 @@ def report(world: str, rows: Sequence[dict[str, list[float]]]) -> list[str]:
         apart = difference(rows, name, "alone")
         against = "{:+.4f} ({:+.4f} to {:+.4f})".format(*interval(apart)) if apart and name != "alone" else ""
         if name.startswith("combined"):
-            against += "; minus four {:+.4f} ({:+.4f} to {:+.4f})".format(*interval(difference(rows, name, "alone, four")))
+            against += "; minus four {:+.4f} ({:+.4f} to {:+.4f})".format(
+                *interval(difference(rows, name, "alone, four"))
+            )
         short = f"   {len(values)} seeds" if len(values) < len(rows) else ""
         each = "".join(f"{value:8.4f}" for value in values.mean(axis=0))
         print(f"{name:24}{mean:7.4f}  {low:.4f} to {high:.4f}{each}   {against}{short}")

@@ -43,7 +43,7 @@ from fedrank.privacy.population import RELEASES, Account, Charge
 from fedrank.ranking.gate import CLAIM, PersonSums, decide
 from fedrank.ranking.model import load_weights
 from fedrank.ranking.model_remarks import remarks_on
-from fedrank.ranking.propensity import NotIdentifiable
+from fedrank.ranking.propensity import NotIdentifiable, correct
 from fedrank.unlearning.methods import UNLEARNERS
 from tests.deploy.log_trial import EXAMINED, PERSON, SUM, LogTrial, spec_text, write_log
 
@@ -112,8 +112,6 @@ def test_swaps_need_people_as_the_unit(tmp_path):
 def test_the_spec_of_the_coordinator_is_what_sites_accept(finished):
     settings = read_site(finished.folders["north"])
     share = None
-    from fedrank.deploy.data_sources import load_share, open_data_source
-
     share = load_share(settings.data)
     [draft] = drafts((finished.folder / "spec.toml").read_text(), settings, share.train)
     assert draft.spec == finished.plan.spec
@@ -282,16 +280,12 @@ def test_a_round_before_the_propensities_is_refused(tmp_path, monkeypatch):
 
 
 def test_other_swaps_or_people_are_other_data(tmp_path):
-    from fedrank.deploy.data_sources import load_share, open_data_source
-
     share = load_share(read_site(LogTrial(tmp_path).folders["north"]).data)
     changed = [{}, {"swap": -share.swap}, {"test_whose": share.test_whose[::-1]}]
     assert len({replace(share, **one).facts().digest for one in changed}) == 3
 
 
 def test_a_log_without_swaps_is_named_before_the_run(tmp_path):
-    from fedrank.deploy.data_sources import load_share, open_data_source
-
     trial = LogTrial(tmp_path, logs={"swaps": False})
     settings = read_site(trial.folders["north"])
     found = objections(trial.folders["north"], settings, trial.plan, load_share(settings.data))
@@ -442,7 +436,7 @@ def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(f
         with Site.open(folder) as site:
             site.answer(finished.hello())
             run = site._runs[finished.plan.run]
-            own = run.releases.alone(run.site_data.clients, site.seed)
+            own = run.releases.alone(run.own_clients, site.seed)
             theirs, used = (load_weights(file).weights for file in (received, model))
             expected = 0.75 * own / np.linalg.norm(own) + 0.25 * theirs / np.linalg.norm(theirs)
             np.testing.assert_allclose(used, expected, rtol=1e-12)
@@ -455,6 +449,27 @@ def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(f
         card = Card.read(path.parent)
         assert card.summary.startswith("This card is about received.json.")
         assert card.files == {"received.json": hashlib.sha256(received.read_bytes()).hexdigest()}
+
+
+def test_the_own_model_learns_with_propensities_from_own_clicks_without_noise(finished, monkeypatch):
+    from fedrank.experiments.runner.position_bias import positions_of_log
+
+    with Site.open(finished.folders["north"]) as site:
+        site.answer(finished.hello())
+        run = site._runs[finished.plan.run]
+        data = run.site_data.clients.data
+        by = positions_of_log(run.log, "position", data.query_ids.astype(np.int64))
+        clicked = data.grades > 0
+        expected = correct(clicked, data.position, by).relevance
+        np.testing.assert_array_equal(run.own_clients.data.relevance, expected)
+        assert not np.array_equal(data.relevance, expected, equal_nan=True)
+
+        def unknown(*_):
+            raise NotIdentifiable("1,400 drawn pairs are too few", "log more")
+
+        monkeypatch.setattr("fedrank.experiments.runner.position_bias.positions_of_log", unknown)
+        assert run.own_clients is run.site_data.clients
+    assert "own model: " in (finished.folders["north"] / "site.log").read_text()
 
 
 def test_the_own_model_is_the_mean_of_models_that_differ_in_chance(finished, monkeypatch):

@@ -93,7 +93,9 @@ def test_the_card_names_issuer_data_unit_and_retention(tmp_path, monkeypatch):
     assert found.deployment == card["deployment"]
 
 
-@pytest.mark.parametrize(("federation", "said"), [("clinics", "cannot know who operates"), ("local", "one machine ran")])
+@pytest.mark.parametrize(
+    ("federation", "said"), [("clinics", "cannot know who operates"), ("local", "one machine ran")]
+)
 def test_the_card_says_only_what_the_program_knows_of_the_machines(tmp_path, federation, said):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1)
     trial.plan = replace(trial.plan, federation=federation)

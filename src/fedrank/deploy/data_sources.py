@@ -142,7 +142,11 @@ def about_data(data: SiteData) -> dict[str, Any]:
         found.append(f"{ONE_PERSON}, each used once")
     if data.documents is not None:
         found.append("documents")
-    return {"kind": " and ".join(found) or "none", "keep_days": days, "unit": BROWSER if data.are_browsers else "person"}
+    return {
+        "kind": " and ".join(found) or "none",
+        "keep_days": days,
+        "unit": BROWSER if data.are_browsers else "person",
+    }
 
 
 def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:

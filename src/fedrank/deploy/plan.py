@@ -513,7 +513,7 @@ def key_problems(plan: Plan, name: str = "", public: str = "") -> list[str]:
 
 BROWSERS_ARE_NOT_USERS = (
     "data.person: the plan protects persons, but the users of this site's log are browsers (client_id): a person with "
-    'two browsers would count as two; build the log again with `fedrank data build --person COLUMN`, or set person = '
+    "two browsers would count as two; build the log again with `fedrank data build --person COLUMN`, or set person = "
     '"browser" in site.toml, which makes ε a promise per browser'
 )
 

@@ -697,7 +697,7 @@ federation = {federation}
 # names      = "names.txt"      # of a LETOR file: names of its features, one per line
 # top_grade  = 4                # of a LETOR file: the highest relevance label of the scale, if no query here has it
 # normalise  = "query"          # "none" or "query"; must be the same at all sites
-# person     = "patient"        # person of a query: a key of LETOR comments (`# patient = 7`); "user" in a log
+# person     = "patient"        # person of a query: a key of LETOR comments (`# patient = 7`); log: "user", "browser"
 # test_share = 0.2              # share of the last queries, for evaluation at this site; default: all are for training
 
 # What this site accepts. Everything else is refused, regardless of who requests it.

@@ -56,6 +56,7 @@ from fedrank.wire import Label
 
 SILO_LEDGER = "silo/own.spending"  # ledger of sketches
 COORDINATOR, READERS = "the coordinator", "readers of the folder"
+STATEMENTS = "statements about journals of other sites"  # not through a shared folder
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ def _window_used(settings: SiteSettings, plan: Plan) -> str:
 
 def _through_folder(view: PlanView, shared: Path) -> PlanView:
     """Name the readers of a shared folder as recipients: its messages are signed, but not encrypted."""
-    leaves = (replace(one, to=one.to.replace(COORDINATOR, f"{COORDINATOR}, {READERS}")) for one in view.leaves)
+    sent = (one for one in view.leaves if one.what != STATEMENTS)
+    leaves = (replace(one, to=one.to.replace(COORDINATOR, f"{COORDINATOR}, {READERS}")) for one in sent)
     sees = f"{view.sees}; everyone who can read {shared} sees these messages, too: they are signed, but not encrypted"
     return replace(view, leaves=tuple(leaves), sees=sees)
 
@@ -321,9 +323,9 @@ def _technical(plan: Plan, settings: SiteSettings, answers: int, noised: Sequenc
     about = "that the model, or the propensities of all sites, were received"
     yield Outgoing("confirmations", COORDINATOR, _bytes_of_facts({"kept": True}), confirmed, False, about)
     if not plan.simulated:
-        about = "once after each start, not through a shared folder"
+        about = "once after each start"
         size = len(reply("letters", Label("letters", plan.run, 0), 0, letters=b""))
-        yield Outgoing("statements about journals of other sites", COORDINATOR, size, 1, False, about)
+        yield Outgoing(STATEMENTS, COORDINATOR, size, 1, False, about)
         about = "with every answer, at most: counters and hashes of the journals of this and other sites"
         times = answers + 2 + confirmed
         yield Outgoing("signed heads", COORDINATOR, most_bytes(len(plan.sites)), times, False, about)
@@ -516,7 +518,8 @@ def _leaving(view: PlanView) -> Section:
     section = section.table(["sent", "to", "each time", "total", "covered by ε"], rows, 2, notes=notes)
     return section.paragraph(f"{view.sees[0].upper()}{view.sees[1:]}.").paragraph(
         "Bytes are those of messages, as the privacy card counts them: without TLS, repeated requests, and what a "
-        f"restarted site sends again. {amount('bytes', view.bytes_down)} are received per round.", tone="quiet"
+        f"restarted site sends again. {amount('bytes', view.bytes_down)} are received per round.",
+        tone="quiet",
     )
 
 

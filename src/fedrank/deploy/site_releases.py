@@ -247,7 +247,7 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
 
     The released sums of all sites are about the received model. Each site combines that model with its own one, and
     judges the result: it must gain against doing nothing, and lose at most the margin against its own model. Both
-    comparisons stay here, because no noise covers the own model. `asked` is the request for the gate of the received model.
+    comparisons stay here, because no noise covers the own model. `asked` is the request for the gate of that model.
     """
     sent, model = GateSums(run).outbox.get(NUMBERS[GATE]), folder / "model.json"
     parts, files = dict[str, Any](), dict[str, str]()
@@ -255,7 +255,7 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
         if sent.call != asked:
             raise Refused("the received model is not the one on which the gate of this site decided")
         received, content = load_weights(model), model.read_bytes()
-        alone = run.releases.alone(run.site_data.clients, run.site.seed)
+        alone = run.releases.alone(run.own_clients, run.site.seed)
         used = run.releases.combined(alone, received.weights)
         if used is not None:
             write_atomic(folder / RECEIVED, content, private=True)

@@ -273,7 +273,7 @@ def _would_leave(spec: FederatedExperiment) -> Iterable[Part]:
     for one in PersonReleases(spec, spec.clients.count, tuple(map(str, spec.measures))):
         about = f"each person clipped to {one.clip:.3g}, noise of {one.deviation:.3g}"
         rows.append([f"{one.kind}: {one.numbers} sums over people", "1", about])
-    rows.append(["technical facts, reasons of refusals", "1", "no"])
+    rows.append(["technical facts, confirmations, signed heads of journals, reasons of refusals", "", "no"])
     yield paragraph("Nothing has run yet. Each site would send:")
     yield Table(["what would leave a site", "times", "noise"], rows, 1)
     yield paragraph(

@@ -76,7 +76,7 @@ def _of_updates(
     if experiment.gate is not None:
         yield (
             "the model that a site then uses: a mean of the received model and of its own one, which learns from its "
-            "people without noise; it stays at the site, and so do the events of a trial"
+            "people without noise; it and the events of a trial stay at the site, but it shapes the lists of later logs"
         )
     if searches:
         yield f"whether the person of a site searched {searches} times since the last round (not the exact number)"
