@@ -14,7 +14,7 @@ by the propensities of all logs together); "pooled" (all logs in one place, each
 person is in one round; propensities are without noise); "secure, ε = 1" (the same noise once in the sum of all sites);
 "the plan" (as in the tutorial: ε = 2 with propensities from noised swaps, quality and gate; only in its world);
 "alone, four" (the mean of four models that a site trains alone, which differ in chance); "combined, ..." (each site
-combines that mean with the received model at home, SHARE of the latter). The difference between the last two is what
+combines that mean with the received model, SHARE of the latter). The difference between the last two is what
 the other sites contribute; "alone, four" is what averaging alone contributes.
 
 Worlds: "usual" has 8,640 searches of 250 people for each site; "small" a quarter of the searches; in "trust" people

@@ -186,8 +186,8 @@ def read_window(folder: str | os.PathLike[str]) -> Window:
         content = parse_json(read_bytes(path, _LARGEST))
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"its format is {content['format']!r} version {content['version']!r}")
-        known = ("purpose", "at", "derived")
-        uses = tuple({name: str(use[name]) for name in known if name in use} for use in content["uses"])
+        names = ("purpose", "at", "derived")
+        uses = tuple({name: str(use[name]) for name in names if name in use} for use in content["uses"])
         if any("purpose" not in use or "at" not in use for use in uses):
             raise ValueError("a use has no purpose or no time")
         days, users, after = (content[name] for name in ("days", "users", "after"))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from fedrank.data.logs import log_unit
 from fedrank.data.normalise import NORMALISATIONS
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 LOCAL = "local"  # the name of a federation on one machine, for trying out
-USER, BROWSER = "user", "browser"  # values of data.person with a log
+USER: Final = "user"
+BROWSER: Final = "browser"  # values of data.person with a log
 MAX_ID = (1 << 31) - 1
 MIN_SEARCHES = 30  # minimum number of interactions behind an update of one person
 EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster

@@ -293,7 +293,7 @@ def _histograms(plan: Plan, experiment: TreesExperiment, merge: Histograms) -> I
 
 def _of_silos(plan: Plan, settings: SiteSettings) -> _Disclosed:
     partners, others = len(plan.sites) - 1, "the other sites, sealed"
-    leaves = (
+    leaves: tuple[Outgoing, ...] = (
         Outgoing("answers", others, 0, partners, True, "from a noised sketch of own documents"),
         Outgoing("questions", others, 0, partners, False, "words of own queries, which the others read"),
         Outgoing("model", "the next site, sealed; the last one to all", 1024, plan.rounds, False, "weights, no noise"),

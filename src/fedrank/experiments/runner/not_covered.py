@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from fedrank.data.logs import BROWSERS
+from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
@@ -24,7 +25,7 @@ ALWAYS_OPEN = (
 
 
 def not_covered_between_sites(
-    question: FederatedExperiment | TreesExperiment | SiloExperiment,
+    question: Experiment,
     *,
     logs: bool | None = None,
     browsers: Collection[str] | None = None,
@@ -37,11 +38,13 @@ def not_covered_between_sites(
     of their logs are browsers; None: not known yet. `plain`: sites that report measures without noise. `searches`:
     number of searches behind each update of a site that is one person.
     """
+    own: Iterator[str]
     if isinstance(question, TreesExperiment):
         own = _of_forests(question)
     elif isinstance(question, SiloExperiment):
         own = _of_silos()
     else:
+        assert isinstance(question, FederatedExperiment)
         own = _of_updates(question, logs, browsers, plain, searches)
     return (*own, *PARTICIPATION)
 
@@ -75,8 +78,8 @@ def _of_updates(
         )
     if experiment.gate is not None:
         yield (
-            "the model that a site then uses: a mean of the received model and of its own one, which learns from its "
-            "people without noise; it and the events of a trial stay at the site, but it shapes the lists of later logs"
+            "the model that a site then uses: a mean of the received model and of one that the site trains alone, from "
+            "its people without noise; it and the events of a trial stay there, but it shapes the lists of later logs"
         )
     if searches:
         yield f"whether the person of a site searched {searches} times since the last round (not the exact number)"
