@@ -217,6 +217,9 @@ def newest_model(site: str) -> Path:
 def test_a_reader_comes_to_a_model_on_one_machine_and_over_a_network(reader: Reader, tmp_path: Path) -> None:
     pytest.importorskip("nvflare", reason="pip install 'fedrank[deploy]'")
     reader.follow(*LOGS, "Try it on one machine")
+    for site in SITES:
+        shutil.rmtree(tmp_path / "data" / site)
+    reader.follow(LOGS[0])  # data sets that no plan has used
     first, last = (line_of(heading, NETWORK) for heading in ("## Over a network", "## The policy and the data"))
     network = [block for block in _blocks(NETWORK) if first < block.line < last]
     [federation] = [block for block in network if "[[sites]]" in block.text]

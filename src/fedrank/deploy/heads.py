@@ -157,7 +157,7 @@ def split(content: bytes) -> tuple[bytes, Seen | None]:
 
 
 def most_bytes(sites: int, witnesses: int = 3) -> int:
-    """Maximum size of what stands behind an answer of one of these sites, with statements about so many others."""
+    """Maximum size of the heads behind an answer of one of these sites, and of statements of this many witnesses."""
     return sites * _SIZE + _CHALLENGE.size + min(sites - 1, witnesses) * _STATEMENT + _END.size
 
 
