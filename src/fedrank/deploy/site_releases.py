@@ -29,7 +29,7 @@ from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of
 from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, digest_of
 from fedrank.experiments.runner.folder import Card
 from fedrank.files import now, parse_json, write_atomic
-from fedrank.ranking.model import COMBINED, load_weights, save_model
+from fedrank.ranking.model import load_weights, save_model
 from fedrank.types import Weights
 from fedrank.wire import Label, Part, Refused
 
@@ -256,12 +256,11 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
             raise Refused("the received model is not the one on which the gate of this site decided")
         received, content = load_weights(model), model.read_bytes()
         alone = run.releases.alone(run.own_clients, run.site.seed)
-        used = run.releases.combined(alone, received.weights)
+        used = run.releases.combined(alone, received, run.site.settings.name)
         if used is not None:
             write_atomic(folder / RECEIVED, content, private=True)
             files[RECEIVED] = RECEIVED
-            notes = received.notes | {COMBINED: run.site.settings.name}
-            save_model(replace(received, weights=used, notes=notes), model)
+            save_model(used, model)
             os.chmod(model, 0o600)
             digest, derived = (hashlib.sha256(one).hexdigest() for one in (content, model.read_bytes()))
             run.releases.use_window_also(run.held_out.log, digest, derived)
@@ -269,7 +268,7 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
                 summary = f"This card is about {RECEIVED}. {card.summary} {OF_COMBINED}"
                 replace(card, files={RECEIVED: digest}, summary=summary).write(folder)
         for what, against in (("doing nothing", None), ("the own model alone", alone)):
-            sums = gate_values(run, received.weights if used is None else used, against).sum(axis=0)
+            sums = gate_values(run, (used or received).weights, against).sum(axis=0)
             parts[what] = run.releases.site_decision(sums, gains=against is None)
     pooled = ((card.deployment or {}).get("gate") or {}) if card is not None else {}
     outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("outcome", "inconclusive"))]

@@ -44,6 +44,7 @@ from fedrank.ranking.gate import (
 )
 from fedrank.ranking.learners import LoggedClicks
 from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import COMBINED, Model
 from fedrank.ranking.propensity import Propensities
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import key_for
@@ -240,14 +241,15 @@ class PersonReleases:
             found.append(np.asarray(last.weights))
         return found[0] if len(found) == 1 else np.mean([_direction(weights) for weights in found], axis=0)
 
-    def combined(self, own: Weights, received: Weights) -> Weights | None:
+    def combined(self, own: Weights, received: Model, site: str) -> Model | None:
         """The model that a site uses, from its own and the received one; None: the ranker does not allow it.
 
         Nothing leaves the site for it. It depends on all people of the site, without noise.
         """
         if not isinstance(self.experiment.learner.ranker, Linear):
             return None
-        return (1 - SHARE) * _direction(own) + SHARE * _direction(received)
+        weights = (1 - SHARE) * _direction(own) + SHARE * _direction(received.weights)
+        return replace(received, weights=weights, notes=received.notes | {COMBINED: site})
 
     @property
     def _rules(self) -> GateRules:
