@@ -314,6 +314,8 @@ def test_show_before_and_accept_after(fedrank):
     code, out, _ = fedrank("accept", plan.digest[:12], "--home", folder, typed="y\n")
     assert (code, consent.said_of(folder, plan)) == (0, "accepted")
     assert "(not compared yet)" in out
+    _, out, _ = fedrank("show", "first", "--home", folder)
+    assert ("fedrank deploy refuse first" in out, "To participate" in out) == (True, False)
     assert set(consent.partners(folder)) == set(SITES)
     changed = made_plan(identities=("01" * 32, "0a" * 32, "03" * 32))
     consent.propose(folder, changed)

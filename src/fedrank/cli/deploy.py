@@ -419,7 +419,10 @@ def show(
         print_sections(about_plan(view))
     if any(view.refused for view in views):
         raise typer.Exit(EXIT_FAILURE)
-    print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
+    if all(view.word == "accepted" for view in views):
+        print_line(f"Accepted at this site. To withdraw: fedrank deploy refuse {spec} --because REASON --home {home}")
+    else:
+        print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy accept 3bbe77746412 --home clinic-a")

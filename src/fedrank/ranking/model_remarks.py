@@ -67,6 +67,8 @@ def remarks_on(model: str | Path) -> list[str]:
                 f"{file} was combined at {site} with its own model, which learned from its people without noise: no ε "
                 "covers it; use it in the engine of that site, and do not publish it"
             )
+            if not (file.parent / "gate.json").exists():
+                lines.append(f"{file} is a copy: gate.json at {site} says whether the gate vetoed it")
     found = stored_estimate(file)
     if found is not None and found.finding != "better":
         lines.append(f"the estimate of {file} is {found.finding}: {found.verdict}")
