@@ -29,8 +29,11 @@ from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
 from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gate_values, gates_in_a_year
 from fedrank.deploy.unlearning import named
+from fedrank.experiments.report.analysis import analyse
+from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.impact import impact, read_assessed
 from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.tables import clients_table
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import noise_needed, planned
@@ -127,6 +130,18 @@ def test_results_come_from_sites(finished):
     assert "noised sums over people" in run.conventions["do nothing"]
     assert run.data["features"] == 12
     assert "the coordinator has no data" in card_of(finished)["data"]
+
+
+def test_a_report_calls_sites_sites_and_not_queries(finished):
+    [analysis] = analyse(load_runs(finished.task.folder))
+    [found] = analysis.nothing[0].comparisons["ndcg@10"].values()
+    assert (found.contrast.counted, found.contrast.unit) == (3, "sites")
+    [section] = queries_section(analysis)
+    text = markdown([section])
+    assert section.heading == "Site by site"
+    assert all(name in text for name in finished.folders)
+    assert "quer" not in text
+    assert clients_table(analysis).notes[-1].startswith("The final model on the held-out lists of each site")
 
 
 # Quality
