@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
+from fedrank.data.logs import load_log
 from fedrank.deploy import consent, coordinate, protocol
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.data_sources import load_share, open_data_source
@@ -35,6 +36,7 @@ from fedrank.experiments.report.impact import impact, read_assessed
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.tables import clients_table
 from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.forget_person import forget_person
 from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import noise_needed, planned
 from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
@@ -468,6 +470,16 @@ def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(f
         card = Card.read(path.parent)
         assert card.summary.startswith("This card is about received.json.")
         assert card.files == {"received.json": hashlib.sha256(received.read_bytes()).hexdigest()}
+
+
+def test_a_combined_model_that_learned_from_a_forgotten_person_says_so(finished, tmp_path):
+    folder = finished.folders["north"]
+    models = shutil.copytree(folder / "models", tmp_path / "models")
+    [model] = models.glob("*/model*.json")
+    assert len(remarks_on(model)) == 1
+    receipt, _ = forget_person("0", plain, [models])
+    assert "may have learned from a person who was forgotten since" in remarks_on(model)[0]
+    hold_out(log, judged=model)
 
 
 def test_the_own_model_learns_with_propensities_from_own_clicks_without_noise(finished, monkeypatch):
