@@ -15,7 +15,8 @@ person is in one round; propensities are without noise); "secure, ε = 1" (the s
 "the plan" (as in the tutorial: ε = 2 with propensities from noised swaps, quality and gate; only in its world);
 "alone, four" (the mean of four models that a site trains alone, which differ in chance); "combined, ..." (each site
 combines that mean with the received model, SHARE of the latter). The difference between the last two is what
-the other sites contribute; "alone, four" is what averaging alone contributes.
+the other sites contribute; "alone, four" is what averaging alone contributes. Noise comes from the secure source of the
+system, so rows with ε differ between runs of this program; all others are the same.
 
 Worlds: "usual" has 8,640 searches of 250 people for each site; "small" a quarter of the searches; in "trust" people
 also click on top results that are not relevant; in "people" the same number of searches is made by 1,000 people;

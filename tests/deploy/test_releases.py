@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
+from fedrank.data.held_out import purpose_of
 from fedrank.data.logs import load_log
 from fedrank.deploy import consent, coordinate, protocol
 from fedrank.deploy.charging import Charging
@@ -36,7 +37,7 @@ from fedrank.experiments.report.impact import impact, read_assessed
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.tables import clients_table
 from fedrank.experiments.runner.folder import Card
-from fedrank.experiments.runner.forget_person import forget_person
+from fedrank.experiments.runner.forget_person import LEARNED, TESTED, combined_at_the_site, forget_person
 from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import noise_needed, planned
 from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
@@ -472,14 +473,22 @@ def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(f
         assert card.files == {"received.json": hashlib.sha256(received.read_bytes()).hexdigest()}
 
 
-def test_a_combined_model_that_learned_from_a_forgotten_person_says_so(finished, tmp_path):
-    folder = finished.folders["north"]
-    models = shutil.copytree(folder / "models", tmp_path / "models")
-    [model] = models.glob("*/model*.json")
+def test_a_combined_model_that_learned_from_a_forgotten_person_says_so(finished, tmp_path, monkeypatch):
+    data = shutil.copytree(finished.folders["north"] / "log", tmp_path / "log")
+    models = shutil.copytree(finished.folders["north"] / "models", tmp_path / "models")
+    [gate] = models.glob("*/gate.json")
+    [model] = gate.parent.glob("model*.json")
     assert len(remarks_on(model)) == 1
-    receipt, _ = forget_person("0", plain, [models])
+    receipt, _ = forget_person(load_log(data).users[0], data, [models])  # it holds nothing out, so models are not known
+    assert f"The model in {gate.parent} may be trained on them" in receipt.summary
     assert "may have learned from a person who was forgotten since" in remarks_on(model)[0]
-    hold_out(log, judged=model)
+    judged = purpose_of(hashlib.sha256(model.read_bytes()).hexdigest())
+    log = SimpleNamespace(folder=data, user=np.arange(2), held_out=np.array([False, True]))
+    for derived, found in ((judged, [LEARNED, TESTED]), ("another model", [])):
+        window = SimpleNamespace(uses=({"derived": derived},))
+        monkeypatch.setattr("fedrank.experiments.runner.forget_person.read_window", lambda _, window=window: window)
+        runs = [run for user in (0, 1) for run in combined_at_the_site(log, user, [models])]
+        assert [run.used for run in runs] == found
 
 
 def test_the_own_model_learns_with_propensities_from_own_clicks_without_noise(finished, monkeypatch):
@@ -583,8 +592,7 @@ def test_a_model_other_than_the_one_that_the_gate_judged_is_refused(finished, tm
 
 def test_a_held_out_window_is_used_for_one_model(tmp_path, monkeypatch):
     """It is the window of the data set, not the site's test share; the same model may be estimated there, too."""
-    from fedrank.data.held_out import HoldOut, begin_window, purpose_of, read_window, use_window
-    from fedrank.data.logs import load_log
+    from fedrank.data.held_out import HoldOut, begin_window, read_window, use_window
 
     monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
     trial = LogTrial(tmp_path, spec_text(more="[gate]\n"))

@@ -113,7 +113,7 @@ def plan_forgetting(
     number = log.users.index(person)
     found = [one for one in (load_runs(list(runs)) if runs else ()) if one.status != "broken"]
     affected = (_affected(run, log, number, trust) for run in found)
-    own = tuple(_combined_at_the_site(log, number, runs))
+    own = tuple(combined_at_the_site(log, number, runs))
     return ForgettingPlan(Path(folder), log.unit, removed, (*(one for one in affected if one is not None), *own))
 
 
@@ -189,7 +189,7 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         return replace(found, because=str(problem))
 
 
-def _combined_at_the_site(log: SearchLog, user: int, folders: Sequence[str | Path]) -> Iterator[AffectedRun]:
+def combined_at_the_site(log: SearchLog, user: int, folders: Sequence[str | Path]) -> Iterator[AffectedRun]:
     """Models of a federation that the site of this data set combined with its own one, without noise."""
     window = read_window(log.folder).uses if log.held_out.any() else None  # a gate records there what it judged
     learned = LEARNED if (~log.held_out[log.user == user]).any() else TESTED
