@@ -156,6 +156,11 @@ def split(content: bytes) -> tuple[bytes, Seen | None]:
     return content[:start], Seen(nonce, heads, challenges, statements)
 
 
+def most_bytes(sites: int, witnesses: int = 3) -> int:
+    """Maximum size of the heads behind an answer of one of these sites, and of statements of this many witnesses."""
+    return sites * _SIZE + _CHALLENGE.size + min(sites - 1, witnesses) * _STATEMENT + _END.size
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of a journal."""
