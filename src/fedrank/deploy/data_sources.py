@@ -27,7 +27,7 @@ from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
 from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.releases import GATE, PROPENSITY, release_of, releases_of
-from fedrank.deploy.settings import searches_of
+from fedrank.deploy.settings import BROWSER, searches_of
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData
 from fedrank.experiments.runner.position_bias import corrected_clients
 from fedrank.federated.clients import make_clients
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteData, SiteSettings
 
+# Kinds of data, as a site describes them to the coordinator.
+SEARCH_LOG, ONE_PERSON = "a search log", "recorded searches of one person"
 SCALES = (1, 2, 4)  # highest relevance labels of scales with defined click models
 _ROWS = 1 << 16  # rows of an array that are read at a time
 
@@ -135,12 +137,16 @@ def about_data(data: SiteData) -> dict[str, Any]:
     if data.log is not None:
         log = load_log(data.log)
         days = log.facts.get("settings", {}).get("keep_days")
-        found.append(f"a search log of {log.unit}s")
+        found.append(f"{SEARCH_LOG} of {'browsers' if data.are_browsers else f'{log.unit}s'}")
     if data.impressions is not None:
-        found.append("recorded searches of one person, each used once")
+        found.append(f"{ONE_PERSON}, each used once")
     if data.documents is not None:
         found.append("documents")
-    return {"kind": " and ".join(found) or "none", "keep_days": days}
+    return {
+        "kind": " and ".join(found) or "none",
+        "keep_days": days,
+        "unit": BROWSER if data.are_browsers else "person",
+    }
 
 
 def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -36,7 +36,7 @@ class Contrast:
     difference: float = math.nan  # ours minus theirs, of final values
     error: float = math.nan  # standard error of it; NaN where the design gives none
     degrees_of_freedom: float = math.nan  # of that error
-    unit: str = ""  # what is counted: "queries", "splits", "folds" or "data sets"
+    unit: str = ""  # what is counted: "queries", "sites", "splits", "folds" or "data sets"
     counted: int = 0
     repeats: int = 0  # runs that both have
     spread: float = math.nan  # standard deviation of what is counted
@@ -113,7 +113,8 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
     if _is_split(folds, [ids for (ids, _), _ in both]):
         return by_splits(finals, float(np.mean([one.test_share for one, _ in pairs])))
     known = [_known(ids, values - others) for (ids, values), (_, others) in both]
-    return by_queries(finals, folds, [ids for ids, _ in known], [values for _, values in known], single)
+    made = by_queries(finals, folds, [ids for ids, _ in known], [values for _, values in known], single)
+    return replace(made, unit="sites") if any(one.by_sites for one, _ in pairs) else made
 
 
 def _known(ids: NDArray[np.str_], differences: NDArray[np.float64]) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
