@@ -308,7 +308,7 @@ class SiteJournal:
             if _has_messages(self.folder) or Population.charges_by_run(self.folder / PEOPLE):
                 raise RolledBack(
                     "this site has messages or charges, but no journal: it was deleted, or the site is from an earlier "
-                    "version; restore it from a backup, or run `fedrank privacy ledger show HOME --upgrade` once"
+                    "version; restore it from a backup, or run `fedrank privacy ledger HOME --upgrade` once"
                 )
             if begin:
                 self.note(bytes(16), "begun", 0)
