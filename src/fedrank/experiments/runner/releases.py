@@ -233,7 +233,7 @@ class PersonReleases:
         """
         learner = self.experiment.learner
         if isinstance(learner, LoggedClicks):
-            learner = LoggedClicks(learner.ranker, OWN_RATE)
+            learner = LoggedClicks(learner.ranker, rate=OWN_RATE)
         one = replace(clients, people=None, interactions=np.full(len(clients), OWN_STEPS))
         found = []
         for number in range(OWN_MODELS if isinstance(learner.ranker, Linear) else 1):
