@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedrank.data.live_features import NAMES
 from fedrank.ranking.gate import Team
-from fedrank.search.learned import IN_WORDS, sentences, what_was_learned, why_in_words
+from fedrank.search.learned import IN_WORDS, MEMORY, sentences, what_was_learned, why_in_words
 from fedrank.search.memory import EarlierClicks
 from fedrank.search.results import Cause, Explained, Gone, NotFound, Result, Snippet
 from fedrank.search.trial import ENGINE, FORGETFUL
@@ -38,9 +39,9 @@ def open_at(client, clock, query, position):
     return found.results[position].id
 
 
-def an_explanation(*causes, position=0, engine=0, gone=False):
+def an_explanation(*causes, score=1.0, position=0, engine=0, gone=False):
     result = Result(7, position, "file", "A title", "/a", "", 0, Snippet(""), False, gone)
-    return Explained(result, 1.0, position, engine, tuple(Cause(*each) for each in causes))
+    return Explained(result, score, position, engine, tuple(Cause(*each) for each in causes))
 
 
 def test_every_feature_but_the_unused_ones_has_words():
@@ -57,7 +58,7 @@ def test_what_was_opened_comes_first_with_query_times_and_day(client, clock):
     assert one.result.before
     assert said[0].startswith("You opened it ")
     assert "for “orchard apple”, last on 2023-11-1" in said[0]
-    assert said[-1].startswith("The search engine alone has it at ")
+    assert said[-1] == f"It moved up from position {one.engine_position + 1} in the search engine for that reason."
     others = [said for one, said in why.results if not one.result.before]
     assert others
     assert not any("You opened it" in " ".join(each) for each in others)
@@ -79,35 +80,51 @@ def test_clicks_that_were_deleted_since_are_said_to_be(client, clock):
 
 
 def test_sentences_by_hand():
-    one = an_explanation(
-        ("engine", 1.0, 1.2),
-        ("expanded bm25", 0.8, 0.9),
-        ("length", 0.4, -0.3),
-        ("depth", 0.4, 0.09),
-        position=0,
-        engine=4,
-    )
     clicks = [
         EarlierClicks(7, "roof bill", 1_700_000_000.0, 2, 1.0),
         EarlierClicks(7, "the roof", 1_700_000_000.0, 1, 0.6),
         EarlierClicks(7, "x", 1.0, 12, 0.5),
     ]
-    assert sentences(one, clicks) == [
+    there = an_explanation(position=4, engine=4)
+    assert sentences(there, clicks) == [
         "You opened it twice for “roof bill”, last on 2023-11-14.",
         "You opened it once for the similar words “the roof”, last on 2023-11-14.",
         "You also opened it for 1 other query.",
-        "Compared with the other results, it moved up because of its score in the search engine and the words that the "
-        "best results have in common.",
-        "It moved down because of its length.",
-        "The search engine alone has it at position 5.",
+        "The search engine has it at this position, too.",
     ]
-    assert sentences(an_explanation(), []) == ["The search engine alone has it at this position, too."]
     assert sentences(an_explanation(gone=True), clicks) == []
-    forgotten = an_explanation(("opened before", 0.5, 3.0))
-    assert "those clicks no longer count" in sentences(forgotten, [])[0]
-    assert len(sentences(forgotten, [], causes=False)) == 1
-    best = an_explanation(("best of the engine", 1.0, 0.7))
-    assert sentences(best, [])[0].startswith("The 2 best results of the search engine stay first unless")
+    assert sentences(an_explanation(engine=4), []) == ["The search engine alone has it at position 5."], "by date"
+
+
+def test_a_move_is_explained_by_what_separates_it_from_the_results_that_it_passed():
+    up = an_explanation(("engine", 1, 0.2), ("near pairs", 1, 0.9), ("length", 1, 0.4), score=3.0, position=0, engine=2)
+    first = an_explanation(("engine", 1, 0.6), ("near pairs", 1, 0.1), ("length", 1, 0.4), score=2.0, position=1)
+    second = an_explanation(
+        ("engine", 1, 0.4), ("near pairs", 1, 0.3), ("length", 1, 0.0), score=1.0, position=2, engine=1
+    )
+    shown = (up, first, second)
+    near = "how many of your words are near each other"
+    # Gaps: near pairs .9 - .2, length .4 - .2, engine .2 - .5.
+    assert sentences(up, [], shown) == [
+        f"It moved up from position 3 in the search engine because of {near} and its length."
+    ]
+    assert sentences(first, [], shown) == [f"It moved down from position 1 in the search engine because of {near}."]
+    assert sentences(second, [], shown) == [
+        f"It moved down from position 2 in the search engine because of {near} and its length."
+    ]
+    better = replace(first, score=4.0)  # passed only because the list mixes two orders
+    assert sentences(better, [], (up, better)) == ["It moved down from position 1 in the search engine."]
+
+
+def test_a_move_because_of_earlier_clicks():
+    up = an_explanation((MEMORY, 1, 3.0), ("near pairs", 1, 0.9), score=3.0, position=0, engine=1)
+    down = an_explanation((MEMORY, 1, -0.1), ("near pairs", 1, 0.1), score=1.0, position=1, engine=0)
+    clicks = [EarlierClicks(7, "roof", 1_700_000_000.0, 1, 1.0)]
+    assert sentences(up, clicks, (up, down))[-1] == "It moved up from position 2 in the search engine for that reason."
+    assert sentences(up, [], (up, down))[-1].endswith("you had opened it before; those clicks no longer count.")
+    assert sentences(down, [], (up, down)) == [
+        "It moved down from position 1 in the search engine, because you opened results above it before."
+    ]
 
 
 def test_how_a_list_was_made_is_said(client, clock):

@@ -14,7 +14,7 @@ from fedrank.display import count_of
 from fedrank.ranking.gate import Team
 from fedrank.search.impressions import ENGINE_FIRST
 from fedrank.search.memory import EarlierClicks
-from fedrank.search.results import Cause, Explained
+from fedrank.search.results import Explained
 from fedrank.search.status import WEEKS, monday
 from fedrank.search.store import Store
 from fedrank.search.trial import ENGINE, FORGETFUL, winners
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 REMEMBERED = 100  # latest remembered documents that are listed
 QUERIES = 2  # earlier queries that are named for a result
-LEAST = 0.1  # contributions below it are not named; they rarely change a position
-CAUSES = 3  # that are named in each direction
-MEMORY, BEST = "opened before", "best of the engine"  # names of the contributions of rules
+LEAST = 0.1  # smaller differences between contributions are not named
+CAUSES = 3  # that are named
+MEMORY = "opened before"  # name of the contribution of the memory of clicks
 
 # What a high value of a feature is, as part of a sentence.
 IN_WORDS = {
@@ -117,42 +117,71 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     opened: dict[int, list[EarlierClicks]] = defaultdict(list)
     for reason in found:
         opened[reason.document].append(reason)
-    engine = [each.engine_position for each in explained] == list(range(len(explained)))
-    order = "This order follows what you opened before for these or similar words, and how well each text matches."
+    order = (
+        "This order follows what you opened before for these or similar words, and how well each text matches. The "
+        f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before."
+    )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
     elif one.kind == "pdgd":
         order = "Results with close scores sometimes swap in this list, and a model learns from your clicks."
     elif one.sort == "date":
         order = "This list is sorted by date."
-    elif engine and explained:
+    elif explained and all(each.engine_position == each.result.position for each in explained):
         order = "This list is in the order of the search engine."
-    causes = one.sort == "rank" and not engine
-    rows = [(each, tuple(sentences(each, opened[each.result.id], causes))) for each in explained]
+    compared = explained if one.sort == "rank" else ()
+    rows = [(each, tuple(sentences(each, opened[each.result.id], compared))) for each in explained]
     return Why(one.query, order, tuple(rows))
 
 
-def sentences(one: Explained, opened: Sequence[EarlierClicks], causes: bool = True) -> list[str]:
-    """Why a result is where it is; without `causes`, its score does not count in its list."""
+def sentences(one: Explained, opened: Sequence[EarlierClicks], shown: Sequence[Explained] = ()) -> list[str]:
+    """Why a result is where it is among those that are shown; without them, only where the engine has it."""
     if one.result.gone:
         return []
     said = [_opened(each) for each in opened[:QUERIES]]
     if len(opened) > QUERIES:
         said.append(f"You also opened it for {count_of(len(opened) - QUERIES, 'other query', 'other queries')}.")
-    rules = {cause.feature for cause in one.causes if causes and cause.feature in (MEMORY, BEST) and cause.value > 0}
-    if MEMORY in rules and not opened:
-        said.append("It was moved up because you had opened it before; those clicks no longer count.")
-    if BEST in rules:
-        said.append(f"The {ENGINE_FIRST} best results of the search engine stay first unless you opened others before.")
-    named = one.causes if causes else ()
-    up, down = (_named([each for each in named if sign * each.share >= LEAST]) for sign in (1, -1))
-    if up:
-        said.append(f"Compared with the other results, it moved up because of {up}.")
-    if down:
-        said.append(f"It moved down because of {down}.")
-    engine, shown = one.engine_position + 1, one.result.position + 1
-    same = "at this position, too" if engine == shown else f"at position {engine}"
-    return [*said, f"The search engine alone has it {same}."]
+    position, before = one.result.position, one.engine_position
+    if position == before:
+        said.append("The search engine has it at this position, too.")
+    elif not shown:
+        said.append(f"The search engine alone has it at position {before + 1}.")
+    else:
+        up = position < before
+        because = _because(_reasons(one, shown, up), up, bool(opened))
+        said.append(f"It moved {'up' if up else 'down'} from position {before + 1} in the search engine{because}.")
+    return said
+
+
+def _reasons(one: Explained, shown: Sequence[Explained], up: bool) -> list[str]:
+    """What separates a result from those that it passed (up), or that passed it; the most important first."""
+    others = [
+        {cause.feature: cause.share for cause in each.causes}
+        for each in shown
+        if each is not one
+        and (each.engine_position < one.engine_position) == up
+        and (each.result.position > one.result.position) == up
+        and (each.score < one.score) == up  # in lists that mix two orders, others have passed, too
+    ]
+    if not others:  # for instance, what it passed is on the next page
+        return []
+    sign = 1 if up else -1
+    gaps = {
+        cause.feature: sign * (cause.share - float(np.mean([other[cause.feature] for other in others])))
+        for cause in one.causes
+    }
+    return sorted((name for name, gap in gaps.items() if gap >= LEAST), key=lambda name: -gaps[name])
+
+
+def _because(reasons: Sequence[str], up: bool, opened: bool) -> str:
+    if reasons and reasons[0] == MEMORY:
+        if not up:
+            return ", because you opened results above it before"
+        return " for that reason" if opened else ", because you had opened it before; those clicks no longer count"
+    names = [IN_WORDS[name] for name in reasons if name in IN_WORDS][:CAUSES]
+    if not names:
+        return ""
+    return " because of " + (", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0])
 
 
 def _opened(one: EarlierClicks) -> str:
@@ -161,11 +190,6 @@ def _opened(one: EarlierClicks) -> str:
     times = {1: "once", 2: "twice"}.get(one.clicks, f"{one.clicks:,} times")
     like = "" if one.likeness > 1 - 1e-9 else "the similar words "
     return f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}."
-
-
-def _named(causes: Sequence[Cause]) -> str:
-    names = [IN_WORDS[cause.feature] for cause in causes if cause.feature in IN_WORDS][:CAUSES]
-    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
 def what_was_learned(client: SearchClient) -> LearnedFacts:
