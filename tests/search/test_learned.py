@@ -108,9 +108,11 @@ def test_a_move_is_explained_by_what_separates_it_from_the_results_that_it_passe
     assert sentences(up, [], shown) == [
         f"It moved up from position 3 in the search engine because of {near} and its length."
     ]
-    assert sentences(first, [], shown) == [f"It moved down from position 1 in the search engine because of {near}."]
+    assert sentences(first, [], shown) == [
+        f"It moved down from position 1 in the search engine, because others are ahead in {near}."
+    ]
     assert sentences(second, [], shown) == [
-        f"It moved down from position 2 in the search engine because of {near} and its length."
+        f"It moved down from position 2 in the search engine, because others are ahead in {near} and their length."
     ]
     better = replace(first, score=4.0)  # passed only because the list mixes two orders
     assert sentences(better, [], (up, better)) == ["It moved down from position 1 in the search engine."]

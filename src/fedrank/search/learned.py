@@ -178,10 +178,12 @@ def _because(reasons: Sequence[str], up: bool, opened: bool) -> str:
         if not up:
             return ", because you opened results above it before"
         return " for that reason" if opened else ", because you had opened it before; those clicks no longer count"
-    names = [IN_WORDS[name] for name in reasons if name in IN_WORDS][:CAUSES]
+    names = [IN_WORDS[name] if up else IN_WORDS[name].replace("its ", "their ") for name in reasons if name in IN_WORDS]
     if not names:
         return ""
-    return " because of " + (", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0])
+    *first, last = names[:CAUSES]
+    said = f"{', '.join(first)} and {last}" if first else last
+    return f" because of {said}" if up else f", because others are ahead in {said}"
 
 
 def _opened(one: EarlierClicks) -> str:
