@@ -13,7 +13,9 @@ searches. `given up`: models and memories that lost against lists without them. 
 the mean of its lives.
 
 Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. The start weights and the
-constants of the memory were chosen with all six in view. A cell is a person in a collection after some searches, over
+constants of the memory were chosen with all six in view. `--collections debian-german debian-french` were not: there,
+the short description of a package is the query for the rest, from Translation-de.bz2 and Translation-fr.bz2 of a Debian
+release (main/i18n) in the folder --translations. A cell is a person in a collection after some searches, over
 all lives. Lives that are in the file already are not repeated. What a query finds and the features of these documents
 do not depend on the person, so lives share them, and titles and snippets are left out; everything else is the client's.
 
@@ -29,6 +31,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import bz2
 import inspect
 import json
 import shutil
@@ -56,6 +59,8 @@ from fedrank.search.trial import WORSE
 from fedrank.seeds import rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani", "docstrings")
+DEBIAN = {"debian-german": "de", "debian-french": "fr"}  # with the languages of their translations
+PACKAGES = 5_000  # of each of these, evenly spaced
 NEEDS = 120  # of a collection, evenly spaced, half of which are searched
 MORE = 540  # further needs that are only measured, where a collection has them
 MOMENTS = (10, 100, 300, 1_000, 3_000)
@@ -94,7 +99,7 @@ class Clock:
         return self.now
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Indexed:
     """A collection in a search folder; document i of the store is `rows[i]` of the collection."""
 
@@ -161,23 +166,46 @@ def docstrings() -> Collection:
             paragraphs = [one for one in text.split("\n\n") if "(" not in one.split("\n")[0]]
             if len(paragraphs) > 2 and len(text) > 400 and len(paragraphs[0].split()) > 3:
                 seen.setdefault(text, (name, paragraphs[0], "\n".join(paragraphs[1:])))
-    names, queries, texts = (list(column) for column in zip(*seen.values(), strict=True))
+    return known_items("docstrings", list(seen.values()))
+
+
+def descriptions(name: str, translations: Path) -> Collection:
+    """Descriptions of Debian packages in another language."""
+    seen: dict[str, tuple[str, str, str]] = {}
+    with bz2.open(translations / f"Translation-{DEBIAN[name]}.bz2", "rt", encoding="utf-8") as file:
+        for entry in file.read().split("\n\n"):
+            about, _, text = entry.partition(f"\nDescription-{DEBIAN[name]}: ")
+            short, _, rest = text.partition("\n")
+            if len(rest) > 300 and len(short.split()) > 3:
+                seen.setdefault(rest, (about.split("\n")[0].removeprefix("Package: "), short, rest))
+    return known_items(name, evenly(list(seen.values()), PACKAGES))
+
+
+def known_items(name: str, items: Sequence[tuple[str, str, str]]) -> Collection:
+    """A collection of (title, query, text), where each query has one right answer."""
+    names, queries, texts = (list(column) for column in zip(*items, strict=True))
     ids = [str(row) for row in range(len(names))]
-    return Collection.of(
-        "docstrings", Documents(ids, names, texts, [""] * len(ids)), ids, queries, [{row: 1} for row in range(len(ids))]
-    )
+    grades = [{row: 1} for row in range(len(ids))]
+    return Collection.of(name, Documents(ids, names, texts, [""] * len(ids)), ids, queries, grades)
+
+
+def language_of(name: str) -> str:
+    return name.removeprefix("debian-") if name in DEBIAN else "english"
 
 
 @cache
-def indexed(name: str, folder: Path) -> Indexed:
-    collection = docstrings() if name == "docstrings" else load_collection(name)
+def indexed(name: str, folder: Path, translations: Path) -> Indexed:
+    if name in DEBIAN:
+        collection = descriptions(name, translations)
+    else:
+        collection = docstrings() if name == "docstrings" else load_collection(name)
     documents, lines, rows = collection.documents, folder / f"{name}.jsonl", {}
     with lines.open("w") as file:
         for row, (title, text) in enumerate(zip(documents.title, documents.text, strict=True)):
             if (title + text).strip():
                 rows[len(rows) + 1] = row
                 file.write(json.dumps({"id": row, "title": title, "text": text}) + "\n")
-    with SearchClient(folder / name) as client:
+    with SearchClient(folder / name, language=language_of(name)) as client:
         found = client.index([lines])
         assert found.documents == len(rows), f"{name}: {found.documents} documents, expected {len(rows)}"
     judged = [q for q in range(len(collection.queries)) if collection.judgements(q)[1].any()]
@@ -185,24 +213,24 @@ def indexed(name: str, folder: Path) -> Indexed:
     return Indexed(collection, folder / name, rows, needs, evenly(sorted({*judged} - {*needs}), MORE))
 
 
-def evenly(values: Sequence[int], count: int) -> list[int]:
+def evenly(values: Sequence[Any], count: int) -> list[Any]:
     return [values[i] for i in np.unique(np.linspace(0, len(values) - 1, count).astype(int))] if values else []
 
 
 @cache
-def bm25s_of(name: str, folder: Path):
+def bm25s_of(one: Indexed):
     """A function from a text to the ids of the ten best documents of another BM25."""
     import bm25s
     from Stemmer import Stemmer
 
-    one, stem = indexed(name, folder), Stemmer("english")
-    documents = one.collection.documents
+    documents, language = one.collection.documents, language_of(one.collection.name)
+    stem = Stemmer(language)
     texts = [f"{documents.title[row]} {documents.text[row]}" for row in one.rows.values()]
     engine = bm25s.BM25()
-    engine.index(bm25s.tokenize(texts, stopwords="en", stemmer=stem, show_progress=False), show_progress=False)
+    engine.index(bm25s.tokenize(texts, stopwords=language, stemmer=stem, show_progress=False), show_progress=False)
 
     def best(text: str) -> list[int]:
-        asked = bm25s.tokenize([text], stopwords="en", stemmer=stem, show_progress=False)
+        asked = bm25s.tokenize([text], stopwords=language, stemmer=stem, show_progress=False)
         return [int(row) + 1 for row in engine.retrieve(asked, k=10, show_progress=False)[0][0]]
 
     return best
@@ -235,11 +263,11 @@ def clicks(life: Life, grades: Sequence[float], rng: np.random.Generator) -> Ite
                 return
 
 
-def live(life: Life, folder: Path) -> dict[str, object]:
+def live(life: Life, folder: Path, translations: Path) -> dict[str, object]:
     """One life: differences by moment, and by need for the intervals."""
-    one = indexed(life.collection, folder)
+    one = indexed(life.collection, folder, translations)
     # Purposes without the person, so all people search the same; a quarter of repeats swaps the halves, as a seed does.
-    number, repeats = COLLECTIONS.index(life.collection), round(100 * life.repeats)
+    number, repeats = (*COLLECTIONS, *DEBIAN).index(life.collection), round(100 * life.repeats)
     halves = np.array_split(rng_for(0, "halves", number).permutation(one.needs), 2)
     searched, rest = halves if (life.seed + repeats) % 2 else halves[::-1]
     unseen = [*rest.tolist(), *one.more]
@@ -281,7 +309,7 @@ def live(life: Life, folder: Path) -> dict[str, object]:
                 moments.append(
                     {"after": number, "cost": float(np.mean(cost))}
                     | {"rolled back": given_up(client)}
-                    | {name: measure(client, one, folder, some) for name, some in asked.items()}
+                    | {name: measure(client, one, some) for name, some in asked.items()}
                 )
                 client.learn_setting(life.learn)
     return asdict(life) | {"moments": moments}
@@ -292,14 +320,14 @@ def given_up(client: SearchClient) -> int:
     return models + bool(client.store.setting("remember_after", 0))
 
 
-def measure(client: SearchClient, one: Indexed, folder: Path, asked: Sequence[tuple[int, str]]):
+def measure(client: SearchClient, one: Indexed, asked: Sequence[tuple[int, str]]):
     """Mean nDCG@10 of engine and bm25s, and the differences of the shown order to the engine by need."""
     client.learn_setting("off")
     engine, other, difference = [], [], []
     for need, text in asked:
         if (need, text) not in one.references:
             found = client.engine.candidates_for(client.features.engine_terms(text), Filters(), False)
-            best = found.documents[:10].tolist(), bm25s_of(one.collection.name, folder)(text)
+            best = found.documents[:10].tolist(), bm25s_of(one)(text)
             one.references[need, text] = tuple(one.ndcg(need, ids) for ids in best)
         of_engine, of_other = one.references[need, text]
         engine.append(of_engine)
@@ -364,7 +392,7 @@ def report(lives: Sequence[dict]) -> list[str]:
             if cost > COST and after >= 100:
                 missed.append(f"{where}: lists cost {cost:.4f}")
     print(f"\n{'collection':14} {'engine':>7} {'bm25s':>7} {'unseen, all people':>19} {'repeated, honest':>17}")
-    for name in COLLECTIONS:
+    for name in (*COLLECTIONS, *DEBIAN):
         last = [(life, life["moments"][-1]) for life in lives if life["collection"] == name]
         if last:
             values = [float(np.mean(moment["unseen"]["difference"])) for _, moment in last]
@@ -390,6 +418,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--learn", default="on", help="on, or weights: also learn a model from one's own clicks")
     parser.add_argument("--out", type=Path, default=Path("live_quality.jsonl"), help="lives, one per line")
+    parser.add_argument("--translations", type=Path, default=Path(), help="folder of Translation-de.bz2 and others")
     parser.add_argument("--check", action="store_true", help="exit 1 if the promise is missed")
     parser.add_argument("--report", action="store_true", help="print what the file has; run nothing")
     asked = parser.parse_args()
@@ -405,7 +434,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for life in () if asked.report else wanted:
             if asdict(life) not in known:
-                lives.append(live(life, Path(folder)))
+                lives.append(live(life, Path(folder), asked.translations))
                 with asked.out.open("a") as file:
                     file.write(json.dumps(lives[-1]) + "\n")
     missed = report([life for life in lives if life["learn"] == asked.learn])
