@@ -129,11 +129,10 @@ def shared_features(one: Indexed) -> Iterator[None]:
             one.found[asked] = candidates_for(self, terms, filters, by_date)
         return one.found[asked]
 
-    def raw_features(store, features, encoder, terms, query, found, _, now):
-        if query not in one.features:
-            rows = still_there(store, found)
-            one.features[query] = of_rows(store, features, encoder, terms, query, *rows, now)
-        return one.features[query]
+    def raw_features(store, features, query, found, _):
+        if query.text not in one.features:
+            one.features[query.text] = of_rows(store, features, query, *still_there(store, found))
+        return one.features[query.text]
 
     def results(self, shown, positions, clicked):
         ids = shown.candidates[shown.shown[list(positions)]].tolist()

@@ -269,8 +269,6 @@ def test_status_counts_and_is_json(client, clock):
     (week,) = status.weeks
     assert (week.searches, week.clicked, week.first, week.top_three, week.abandoned) == (3, 2, 1, 1, 1)
     assert week.reciprocal == pytest.approx((1 + 1 / 5) / 3)
-    assert status.replay["shown"] == pytest.approx((1 + 1 / np.log2(6)) / 2)
-    assert set(status.replay) == {"shown", "engine", "model", "searches"}
     assert status.learned_from == 0
     assert (status.sent, status.sent_bytes, status.interleaved) == ((), 0, {})
     read = json.loads(status.as_json())
@@ -442,65 +440,3 @@ def test_nothing_is_opened_to_the_outside(client, clock, monkeypatch):
     client.index()
     client.status()
     assert client.status().sent == ()
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    """A tiny encoder: a table of vectors for words, "apple" and "fruit" alike; the mean is the text's vector."""
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    from onnx import TensorProto, helper, numpy_helper
-
-    folder = tmp_path_factory.mktemp("encoder")
-    words = ["[UNK]", "[CLS]", "[SEP]", "app", "##le", "fruit", "stone"]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    table = np.zeros((len(words), 4), np.float32)
-    table[[3, 4, 5], 0] = 1.0
-    table[6, 1] = 1.0
-    table[0, 2] = 0.05
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "input_ids"], ["vectors"])],
-        "tiny",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "length"])],
-        [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["n", "length", 4])],
-        [numpy_helper.from_array(table, "table")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, folder / "encoder.onnx")
-    return folder / "encoder.onnx"
-
-
-def test_an_encoder_fills_the_latent_features_and_nothing_is_there_without(tmp_path, clock, encoder):
-    (tmp_path / "documents").mkdir()
-    (tmp_path / "documents" / "a.txt").write_text("report apple apple")
-    (tmp_path / "documents" / "b.txt").write_text("report stone stone")
-    with SearchClient(tmp_path / "store", clock=clock) as client:
-        client.index([tmp_path / "documents"])
-        column = client.features.names.index("latent")
-        before = client.rows.get(client.search("report fruit").impression)
-        assert not before.raw[:, column].any()
-        client.vectors.use(encoder)
-        client.index()
-        one = client.rows.get(client.search("report fruit").impression)
-        latent = {
-            client.pages.document(int(id)).title: float(v)
-            for id, v in zip(one.candidates, one.raw[:, column], strict=True)
-        }
-        assert latent["a.txt"] > 0.9 > 0.3 > latent["b.txt"]
-        client.open_document(one.id, 0)
-        assert "engine and encoder" in client.status().replay
-        assert client.status().encoder
-    with SearchClient(tmp_path / "store", clock=clock) as client:
-        assert client.rows.get(client.search("report fruit").impression).raw[:, column].any()
-        client.vectors.use(None)
-        assert not client.rows.get(client.search("report fruit").impression).raw[:, column].any()
-        assert client.store.count("SELECT count(*) FROM vectors") == 0
-
-
-def test_what_is_no_encoder_is_one_line(client, tmp_path):
-    pytest.importorskip("onnxruntime")
-    (tmp_path / "bad.onnx").write_bytes(b"no model")
-    for path in (tmp_path / "bad.onnx", tmp_path / "missing.onnx"):
-        with pytest.raises(SearchError) as problem:
-            client.vectors.use(path)
-        assert "\n" not in str(problem.value)

@@ -664,10 +664,7 @@ def test_status_of_somebody_who_shares(
     wins = {"wins": 12.0, "losses": 6.0, "ties": 2.0, "share": 2 / 3, "low": 0.44, "high": 0.84}
     trial = TrialNews("the federation", "draft", kept=30, wins=12, losses=6)
     weeks = tuple(Week(1_700_000_000 + n * 604_800, 10, 8, 5, 7, 2, 0.6) for n in range(40))
-    status = replace(
-        page.client.status(), sent=sent, sent_bytes=5_010, interleaved=wins, trial=trial, weeks=weeks,
-        replay={"shown": 0.7},
-    )  # fmt: skip
+    status = replace(page.client.status(), sent=sent, sent_bytes=5_010, interleaved=wins, trial=trial, weeks=weeks)
     monkeypatch.setattr(page.client, "status", lambda: status)
     text = browser.get("/status").text
     shown = " ".join(Tags(text).text.split())

@@ -56,7 +56,6 @@ def search_index(
     bookmarks: Annotated[
         list[Path] | None, typer.Option(help="Bookmarks exported from a browser; may be repeated.")
     ] = None,
-    encoder: Annotated[Path | None, typer.Option(help="Text encoder as an ONNX file, for two more features.")] = None,
     language: Annotated[
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
     ] = None,
@@ -72,15 +71,13 @@ def search_index(
     from fedrank.search.render import skipped_counts
 
     if remove:
-        if paths or bookmarks or encoder or watch:
+        if paths or bookmarks or watch:
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
                 print_line(f"{path}: {count_of(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
-        if encoder is not None:
-            client.vectors.use(encoder)
         with progress(quiet) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _print_indexed(done)
@@ -491,9 +488,6 @@ def _print_status(status: SearchStatus) -> None:
 
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5] if status.learned_from else []
     week = status.weeks[-1] if status.weeks else None
-    replay = [
-        f"{name} {value:.0f}" if name == "searches" else f"{name} {value:.3f}" for name, value in status.replay.items()
-    ]
     trial = status.trial
     lines = [
         ("Documents", f"{status.documents:,}" + (f" ({kind_counts(status.kinds)})" if status.kinds else "")),
@@ -511,7 +505,6 @@ def _print_status(status: SearchStatus) -> None:
             if week
             else "",
         ),
-        ("Clicked, 1/log2", ", ".join(replay)),
         ("Interleaved lists", ", ".join(f"{name} {value:.3g}" for name, value in status.interleaved.items())),
         (
             "On trial",

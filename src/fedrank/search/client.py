@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from fedrank.files import locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import sharing, ubi
-from fedrank.search.encoder import DocumentVectors
 from fedrank.search.forgetting import (
     MAX_QUERY_LENGTH,
     forget_document,
@@ -91,7 +90,6 @@ class SearchClient:
             self.sent = SentRecord(self.store, self.folder)
             self.settings = SearchSettings(self.store)
             begin(self.rows, clock)
-            self.vectors = DocumentVectors(self.store)
             self.engine = Engine(self.store, self.features)
             self.lists = ResultLists(self.rows, self.trials)
             self.pages = ResultPages(self.store, self.features)
@@ -137,7 +135,6 @@ class SearchClient:
                 )
             counts = collector.collect(roots)
             self.engine.follow()
-            self.vectors.make_missing(progress)
         with self.store.turn:
             documents = self.store.count("SELECT count(*) FROM documents")
             progress("index", 1, 1, f"{documents:,} documents")
@@ -181,10 +178,7 @@ class SearchClient:
         terms = self.features.engine_terms(request.text)
         found = self.engine.candidates_for(terms, request.filters, request.sort == "date", among)
         found, rows = still_there(self.store, found)
-        raw = raw_features(
-            self.store, self.features, self.vectors.encoder, request.terms, request.text, found, rows, request.time
-        )
-        return found, raw
+        return found, raw_features(self.store, self.features, request, found, rows)
 
     def _settle(self, now: float, searching: bool) -> None:
         """Update the state of all impressions, learn from closed ones, and evaluate the model on trial."""
@@ -261,7 +255,7 @@ class SearchClient:
         with self.store.turn:
             self._settle(self._clock(), searching=False)
             learns = self.settings.learns
-            return status_of(self.folder, self.rows, self.trials, self.sent, learns, self.vectors.digest)
+            return status_of(self.folder, self.rows, self.trials, self.sent, learns)
 
     def skipped(self) -> list[SkippedFile]:
         """Files that could not be indexed, at least in part."""
@@ -296,7 +290,6 @@ class SearchClient:
                     gone = forget_everything(self.store)
                     self.engine.begin_anew()
                     begin(self.rows, self._clock)
-                    self.vectors.load()
                     self.store.db.execute("VACUUM")
             elif learned:
                 self.learn_setting("reset")

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms, Usage
-from fedrank.search.encoder import Encoder
 from fedrank.search.impressions import (
     LEARNER,
     ONE,
@@ -59,32 +58,11 @@ def still_there(store: Store, found: Candidacy) -> tuple[Candidacy, ForwardRows]
 
 
 def raw_features(
-    store: Store,
-    features: FeatureSet,
-    encoder: Encoder | None,
-    terms: QueryTerms,
-    query: str,
-    found: Candidacy,
-    rows: ForwardRows,
-    now: float,
+    store: Store, features: FeatureSet, query: Query, found: Candidacy, rows: ForwardRows
 ) -> NDArray[np.float16]:
     """Features of all candidates, in the precision in which they are recorded."""
-    ids = found.documents.tolist()
-    query_vector = vectors = None
-    if encoder is not None and ids:
-        stored = dict(
-            store.rows(
-                f"SELECT document, vector FROM vectors WHERE encoder = ? AND document IN ({marks(ids)})",
-                encoder.digest,
-                *ids,
-            )
-        )
-        none = bytes(2 * encoder.dimensions)
-        vectors = np.array([np.frombuffer(stored.get(id, none), "<f2") for id in ids], np.float32)
-        query_vector = encoder([query])[0]
-    past = _past(store, ids, now)
-    raw = features.raw(terms, rows, found.scores, store.statistics(), past, query_vector, vectors)
-    return raw.astype(np.float16)
+    past = _past(store, found.documents.tolist(), query.time)
+    return features.raw(query.terms, rows, found.scores, store.statistics(), past).astype(np.float16)
 
 
 def _past(store: Store, ids: Sequence[int], now: float) -> list[Usage]:

@@ -207,11 +207,9 @@ class SearchStatus:
     feature_set: str
     weights: tuple[Weight, ...]
     weeks: tuple[Week, ...]  # oldest first
-    replay: dict[str, float]  # mean 1 / log2(position + 1) of clicks: shown, engine, model; empty without clicks
     interleaved: dict[str, float]  # wins, losses, ties of a model on trial, share of wins with its interval; or empty
     sent: tuple[SentBytes, ...]  # all messages ever sent
     sent_bytes: int
-    encoder: str  # digest of the encoder in use, or empty
     waiting: int = 0  # documents in the store that are not indexed yet
     trial: TrialNews | None = None  # the latest trial
     notes: tuple[str, ...] = field(default=())  # notes for the user, such as that data is not encrypted

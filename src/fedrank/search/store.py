@@ -23,7 +23,7 @@ from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
-VERSION = 3
+VERSION = 4
 APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
 _OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
@@ -54,7 +54,6 @@ CREATE TABLE written_to (document INTEGER NOT NULL, address TEXT NOT NULL, PRIMA
     WITHOUT ROWID;
 CREATE INDEX written_to_by_document ON written_to (document);
 CREATE TABLE left_out (name BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE vectors (document INTEGER PRIMARY KEY, encoder TEXT NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE models (
     id INTEGER PRIMARY KEY AUTOINCREMENT, made REAL NOT NULL, origin TEXT NOT NULL, features TEXT NOT NULL,
     start BLOB NOT NULL, weights BLOB NOT NULL, learned INTEGER NOT NULL DEFAULT 0, fate TEXT NOT NULL DEFAULT ''
@@ -100,7 +99,17 @@ UPDATE impressions SET scores = NULL, features = NULL;
 UPDATE models SET fate = 'stopped' WHERE fate = '' AND id = (SELECT value FROM settings WHERE name = 'trial');
 DELETE FROM settings WHERE name IN ('model', 'trial_phase');
 """
-_STEPS = {0: _SCHEMA + _AGENTS, 1: _FROM_FORMAT_1 + _AGENTS, 2: _AGENTS}  # by the format of a file
+# To format 4, which has no text encoder: its vectors never changed the order.
+_TO_FORMAT_4 = """
+DROP TABLE IF EXISTS vectors;
+DELETE FROM settings WHERE name = 'encoder';
+"""
+_STEPS = {  # by the format of a file
+    0: _SCHEMA + _AGENTS,
+    1: _FROM_FORMAT_1 + _AGENTS + _TO_FORMAT_4,
+    2: _AGENTS + _TO_FORMAT_4,
+    3: _TO_FORMAT_4,
+}
 
 
 @dataclass(frozen=True)
@@ -262,7 +271,6 @@ class Store:
                     (*values, document),
                 )
                 self.db.execute("DELETE FROM written_to WHERE document = ?", (document,))
-                self.db.execute("DELETE FROM vectors WHERE document = ?", (document,))
             else:
                 document = self.db.execute(
                     "INSERT INTO documents (digest, seq, kind, title, place, link, date, depth, sender, file, part) "
@@ -348,7 +356,7 @@ class Store:
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-_OF_DOCUMENTS = dict.fromkeys(("texts", "forward", "written_to", "vectors"), "document") | {"documents": "id"}
+_OF_DOCUMENTS = dict.fromkeys(("texts", "forward", "written_to"), "document") | {"documents": "id"}
 
 
 def in_parts(values: Sequence[Any], most: int = 500) -> Iterator[Sequence[Any]]:
