@@ -17,7 +17,7 @@ from tests.search.made_up import Clock
 
 
 def stored(folder, texts: Sequence[str] = (), clock: Clock | None = None) -> ImpressionRows:
-    """A store with a model and a document of each text; their ids count from 1."""
+    """A store with a document of each text; their ids count from 1."""
     rows = ImpressionRows(Store(folder), LIVE_1)
     begin(rows, clock or Clock())
     add_documents(rows.store, texts)

@@ -14,10 +14,10 @@ from fedrank.display import count_of
 from fedrank.ranking.gate import Team
 from fedrank.search.impressions import ENGINE_FIRST
 from fedrank.search.memory import EarlierClicks
+from fedrank.search.opponents import ENGINE, FORGETFUL, winners
 from fedrank.search.results import Explained
 from fedrank.search.status import WEEKS, monday
 from fedrank.search.store import Store
-from fedrank.search.trial import ENGINE, FORGETFUL, winners
 
 if TYPE_CHECKING:
     from fedrank.search.client import SearchClient
@@ -28,39 +28,13 @@ LEAST = 0.1  # smaller differences between contributions are not named
 CAUSES = 3  # that are named
 MEMORY = "opened before"  # name of the contribution of the memory of clicks
 
-# What a high value of a feature is, as part of a sentence.
+# What a high value of a feature with a weight is, as part of a sentence.
 IN_WORDS = {
-    "bm25": "how well its text matches your words",
-    "bm25 of title": "how well its title matches your words",
-    "bm25 of body": "how well its body matches your words",
     "engine": "its score in the search engine",
-    "rank": "its position in the search engine",
-    "covered": "how many of your words occur in it",
-    "covered by title": "how many of your words are in its title",
-    "covered by beginning": "how many of your words are near its beginning",
-    "all terms": "whether all your words occur in it",
-    "all terms in title": "whether all your words are in its title",
-    "rarest term": "whether your rarest word occurs in it",
-    "rarest term in title": "whether your rarest word is in its title",
-    "adjacent pairs": "how many of your words are next to each other",
-    "near pairs": "how many of your words are near each other",
-    "smallest window": "how close together your words are",
-    "first place": "how early your words occur",
-    "title precision": "how much of its title consists of your words",
-    "length": "its length",
-    "title length": "the length of its title",
-    "largest tf": "how often one of your words occurs",
-    "bm25 of a term": "how well it matches a single word",
-    "log tf": "how often your words occur",
     "feedback": "its similarity to the other best results",
-    "expanded bm25": "the words that the best results have in common",
-    "latent": "the similarity of its meaning to your query",
-    "latent feedback": "the similarity of its meaning to the best results",
-    "changed lately": "how recently it changed",
-    "changed this year": "how long ago it changed",
-    "kind": "its kind",
-    "depth": "how deep its folder is",
-    "from somebody answered": "whether you wrote to its sender",  # prose: ok
+    "near pairs": "how many of your words are near each other",
+    "covered by beginning": "how many of your words are near its beginning",
+    "title precision": "how much of its title consists of your words",
 }
 
 
@@ -101,15 +75,15 @@ class LearnedFacts:
     clicks: int
     remembered: tuple[Remembered, ...]  # latest first
     pairs: int  # of query and document, listed or not
-    model: str  # where the weights come from
     weeks: tuple[WeekDifference, ...]  # oldest first
     wins: int  # lists that mixed both orders, in which this order got more clicks than the engine's
     losses: int
     given_up: bool  # whether earlier clicks do not count any more, since lists without them won
+    uses_engine: bool  # whether the engine's order is used, since it won
 
 
 def why_in_words(client: SearchClient, impression: int) -> Why:
-    """Explain a list, with the current model and the clicks that are still recorded."""
+    """Explain a list, with the weights in use and the clicks that are still recorded."""
     with client.store.turn:
         one, explained = client.lists.get(impression), client.why(impression)
         ids = [each.result.id for each in explained if not each.result.gone]
@@ -123,8 +97,6 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
-    elif one.kind == "pdgd":
-        order = "Results with close scores sometimes swap in this list, and a model learns from your clicks."
     elif one.sort == "date":
         order = "This list is sorted by date."
     elif explained and all(each.engine_position == each.result.position for each in explained):
@@ -204,7 +176,7 @@ def what_was_learned(client: SearchClient) -> LearnedFacts:
             "AND impression > ? GROUP BY terms, document ORDER BY max(clicks.time) DESC",
             since := store.setting("remember_after", 0),
         )
-        counts = winners(store, "trial IN (?, ?) AND state = 'closed'", ENGINE, FORGETFUL)
+        counts = winners(store, "opponent IN (?, ?) AND state = 'closed'", ENGINE, FORGETFUL)
         return LearnedFacts(
             status.searches,
             status.clicks,
@@ -212,11 +184,11 @@ def what_was_learned(client: SearchClient) -> LearnedFacts:
                 Remembered(query, id, title, times, int(last)) for query, id, title, times, last in rows[:REMEMBERED]
             ),
             len(rows),
-            status.model,
             against_engine(store),
             counts[Team.OLD],
             counts[Team.NEW],
             bool(since),
+            client.rows.uses_engine,
         )
 
 

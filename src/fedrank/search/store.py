@@ -1,4 +1,4 @@
-"""The database: one SQLite file with documents, word counts, impressions, clicks, models and the record of sent data.
+"""The database: one SQLite file with documents, word counts, impressions and clicks.
 
 All writes are transactions. `seq` counts changes of documents; the engine's index is derived from them, and `indexed`
 is the last change that it contains. Data is not encrypted, so only the owner has access to the folder.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import threading
 import zlib
@@ -54,20 +55,15 @@ CREATE TABLE written_to (document INTEGER NOT NULL, address TEXT NOT NULL, PRIMA
     WITHOUT ROWID;
 CREATE INDEX written_to_by_document ON written_to (document);
 CREATE TABLE left_out (name BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE models (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, made REAL NOT NULL, origin TEXT NOT NULL, features TEXT NOT NULL,
-    start BLOB NOT NULL, weights BLOB NOT NULL, learned INTEGER NOT NULL DEFAULT 0, fate TEXT NOT NULL DEFAULT ''
-);
 CREATE TABLE impressions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, number INTEGER NOT NULL, query TEXT NOT NULL,
     terms BLOB NOT NULL, filters TEXT NOT NULL, sort TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
-    model INTEGER NOT NULL, temperature REAL NOT NULL, keep REAL NOT NULL, found INTEGER NOT NULL,
-    candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
-    trial INTEGER, memory BLOB
+    found INTEGER NOT NULL, candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
+    opponent INTEGER, memory BLOB
 );
 CREATE INDEX impressions_by_state ON impressions (state);
 CREATE INDEX impressions_by_time ON impressions (time);
-CREATE INDEX impressions_by_trial ON impressions (trial) WHERE trial IS NOT NULL;
+CREATE INDEX impressions_by_opponent ON impressions (opponent) WHERE opponent IS NOT NULL;
 CREATE INDEX impressions_by_terms ON impressions (terms);
 CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT NULL;
 CREATE TABLE clicks (
@@ -75,10 +71,6 @@ CREATE TABLE clicks (
     bounced INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (impression, place)
 ) WITHOUT ROWID;
 CREATE INDEX clicks_by_document ON clicks (document);
-CREATE TABLE sent (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, receiver TEXT NOT NULL, what TEXT NOT NULL,
-    bytes INTEGER NOT NULL
-);
 """
 _AGENTS = """
 CREATE TABLE agent_folders (path BLOB PRIMARY KEY) WITHOUT ROWID;
@@ -89,20 +81,29 @@ CREATE TABLE agent_searches (
 """
 
 
-# From format 1, whose model also learned features of earlier clicks. Its model and its training data end here, and the
-# start weights are used next; documents, searches and clicks stay, and clicks are remembered.
+# From format 1, which had no memory of clicks. Documents, searches and clicks stay, and clicks are remembered.
 _FROM_FORMAT_1 = """
 ALTER TABLE impressions ADD COLUMN memory BLOB;
 CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT NULL;
 UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed');
 UPDATE impressions SET scores = NULL, features = NULL;
-UPDATE models SET fate = 'stopped' WHERE fate = '' AND id = (SELECT value FROM settings WHERE name = 'trial');
-DELETE FROM settings WHERE name IN ('model', 'trial_phase');
 """
-# To format 4, which has no text encoder: its vectors never changed the order.
+# To format 4, without learned models, federations and text encoders. What was sent stays on record.
 _TO_FORMAT_4 = """
 DROP TABLE IF EXISTS vectors;
-DELETE FROM settings WHERE name = 'encoder';
+DROP TABLE models;
+DROP INDEX IF EXISTS impressions_by_trial;
+ALTER TABLE impressions RENAME COLUMN trial TO opponent;
+CREATE INDEX impressions_by_opponent ON impressions (opponent) WHERE opponent IS NOT NULL;
+ALTER TABLE impressions DROP COLUMN model;
+ALTER TABLE impressions DROP COLUMN temperature;
+ALTER TABLE impressions DROP COLUMN keep;
+UPDATE impressions SET opponent = NULL, teams = NULL WHERE opponent >= 0;
+UPDATE impressions SET kind = 'plain' WHERE kind = 'pdgd' OR (kind = 'interleaved' AND opponent IS NULL);
+UPDATE impressions SET state = 'closed' WHERE state = 'learned';
+UPDATE settings SET value = 'learned' WHERE name = 'order' AND value = 'drawn';
+DELETE FROM settings WHERE name IN ('encoder', 'model', 'own_model', 'trial', 'trial_phase', 'trial_from',
+    'learn_weights', 'federation_problem');
 """
 _STEPS = {  # by the format of a file
     0: _SCHEMA + _AGENTS,
@@ -174,6 +175,8 @@ class Store:
         if version < VERSION:
             with self.writing():
                 version = self._pragma("user_version")  # another process may have been first
+                if version:  # earlier versions recorded searches for a federation
+                    shutil.rmtree(self.folder / "federation" / "searches", ignore_errors=True)
                 for statement in _STEPS.get(version, "").split(";"):
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id = {APPLICATION}")
