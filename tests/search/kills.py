@@ -96,7 +96,8 @@ def look(store: Path, told: set[int]) -> None:
         known = {id for (id,) in client.store.rows("SELECT id FROM impressions")}
         lost = {id for id in told if id > 0} - {*clicks}
         assert not lost, f"clicks that were answered and are lost: {sorted(lost)}"
-        assert len(clicks) == len({*clicks}) and known.issuperset(clicks)
+        assert len(clicks) == len({*clicks})
+        assert known.issuperset(clicks)
         assert not {-id for id in told if id < 0} & known, "a forgotten search is there"
         for opponent, setting in GIVEN_UP.items():
             if since := client.store.setting(setting, 0):
