@@ -41,6 +41,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -60,8 +61,13 @@ from fedrank.seeds import rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani", "docstrings")
 DEBIAN = {  # with the languages of their translations; the first two were used to choose the start weights
-    "debian-german": "de", "debian-french": "fr", "debian-italian": "it", "debian-danish": "da",
-    "debian-russian": "ru", "debian-portuguese": "pt_BR", "debian-spanish": "es",
+    "debian-german": "de",
+    "debian-french": "fr",
+    "debian-italian": "it",
+    "debian-danish": "da",
+    "debian-russian": "ru",
+    "debian-portuguese": "pt_BR",
+    "debian-spanish": "es",
 }
 PACKAGES = 5_000  # of each of these, evenly spaced
 NEEDS = 120  # of a collection, evenly spaced, half of which are searched
@@ -341,69 +347,83 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+@dataclass(frozen=True)
+class Cell:
+    """Differences of a person after some searches, over all lives."""
+
+    means: dict[str, float]  # of a collection: every one has equal weight
+    mean: float
+    margin: float
+
+    @classmethod
+    def of(cls, which: str, moments: Sequence[tuple[dict, dict]]) -> Cell:
+        by_name: dict[str, dict[int, list[float]]] = {}
+        for life, moment in moments:
+            of_needs = by_name.setdefault(life["collection"], {})
+            for need, value in zip(moment[which]["needs"], moment[which]["difference"], strict=True):
+                of_needs.setdefault(need, []).append(value)
+        found = {name: interval([float(np.mean(some)) for some in of.values()]) for name, of in by_name.items()}
+        means = {name: mean for name, (mean, _) in found.items()}
+        margin = sum(margin**2 for _, margin in found.values()) ** 0.5 / len(found)
+        return cls(means, float(np.mean([*means.values()])), margin)
+
+    @property
+    def lowest(self) -> str:
+        return min(self.means, key=self.means.__getitem__)
+
+    def __str__(self) -> str:
+        return f"{short(self.mean)} ± {short(self.margin)[1:]} ({self.lowest} {short(self.means[self.lowest])})"
+
+
+def short(value: float) -> str:
+    return f"{value:+.3f}".replace("0.", ".", 1)
+
+
 def report(lives: Sequence[dict]) -> list[str]:
-    """Print one line per person and moment, the mean over collections; return what the promise misses."""
-    missed = []
-    print(f"{len(lives)} lives; difference of nDCG@10 to the engine\n")
-    columns = "  ".join(f"{which:>18} {'lowest':>10} {'collection':12}" for which in ASKED)
-    print(f"{'person':14} {'after':>6} {'lives':>5} {columns} {'cost':>7} {'given up':>5}")
-    for person in PEOPLE:
-        for after in MOMENTS:
-            cells = [
-                (life, moment)
-                for life in lives
-                for moment in life["moments"]
-                if life["person"] == person and moment["after"] == after
-            ]
-            if not cells:
-                continue
-            means: dict[str, dict[str, float]] = {}  # of a collection: every one has equal weight
-            needs: dict[str, tuple[float, float]] = {}
-            for which in ASKED:
-                by_name: dict[str, dict[int, list[float]]] = {}
-                for life, moment in cells:
-                    of_needs = by_name.setdefault(life["collection"], {})
-                    for need, value in zip(moment[which]["needs"], moment[which]["difference"], strict=True):
-                        of_needs.setdefault(need, []).append(value)
-                found = {
-                    name: interval([float(np.mean(some)) for some in values.values()])
-                    for name, values in by_name.items()
-                }
-                means[which] = {name: mean for name, (mean, _) in found.items()}
-                error = sum(margin**2 for _, margin in found.values()) ** 0.5 / len(found)
-                needs[which] = float(np.mean([*means[which].values()])), error
-            cost = float(np.mean([moment["cost"] for _, moment in cells]))
-            back = sum(moment["given up"] for _, moment in cells)
-            lowest = {which: min(means[which], key=means[which].__getitem__) for which in means}
-            shown = [
-                f"{needs[which][0]:+9.4f} ± {needs[which][1]:.4f} {means[which][name]:+10.4f} {name:12}"
-                for which, name in lowest.items()
-            ]
-            print(f"{person:14} {after:6,} {len(cells):5} {'  '.join(shown)} {cost:7.4f} {back:5}")
-            where = f"{person} after {after:,}"
-            if not needs["unseen"][0] > 0:
-                missed.append(f"{where}: unseen {needs['unseen'][0]:+.4f}")
-            if (worst := min(means["unseen"].values())) < LOWEST:
-                missed.append(f"{where}: unseen {worst:+.4f} on {lowest['unseen']}")
-            if person in HONEST and after >= 100 and not needs["repeated"][0] > needs["repeated"][1]:
-                missed.append(f"{where}: repeated {needs['repeated'][0]:+.4f} ± {needs['repeated'][1]:.4f}")
-            if cost > COST and after >= 100:
-                missed.append(f"{where}: lists cost {cost:.4f}")
-    print(f"\n{'collection':14} {'engine':>7} {'bm25s':>7} {'unseen, all people':>19} {'repeated, honest':>17}")
+    """Print a table by person and moment, the mean over collections; return what the promise misses."""
+    missed, given_up = [], 0
+    print(
+        "| person | searches | needs not searched | same words again | known need, all its words | cost of mixed lists |"
+    )
+    print("|---|---|---|---|---|---|")
+    for person, after in product(PEOPLE, MOMENTS):
+        moments = [
+            (life, moment)
+            for life in lives
+            for moment in life["moments"]
+            if life["person"] == person and moment["after"] == after
+        ]
+        if not moments:
+            continue
+        unseen, repeated, reworded = (Cell.of(which, moments) for which in ASKED)
+        cost = float(np.mean([moment["cost"] for _, moment in moments]))
+        given_up += sum(moment["given up"] for _, moment in moments if after == MOMENTS[-1])
+        print(f"| {person} | {after:,} | {unseen} | {repeated} | {reworded} | {short(cost)} |")
+        where = f"{person} after {after:,}"
+        if not unseen.mean > 0:
+            missed.append(f"{where}: unseen {unseen}")
+        if unseen.means[unseen.lowest] < LOWEST:
+            missed.append(f"{where}: unseen {unseen.means[unseen.lowest]:+.4f} on {unseen.lowest}")
+        if person in HONEST and after >= 100 and not repeated.mean > repeated.margin:
+            missed.append(f"{where}: repeated {repeated}")
+        if cost > COST and after >= 100:
+            missed.append(f"{where}: lists cost {cost:.4f}")
+    print("\n| collection | engine | bm25s | needs not searched, all people | same words again, honest people |")
+    print("|---|---|---|---|---|")
     for name in (*COLLECTIONS, *DEBIAN):
         last = [(life, life["moments"][-1]) for life in lives if life["collection"] == name]
         if last:
-            values = [float(np.mean(moment["unseen"]["difference"])) for _, moment in last]
-            again = [np.mean(moment["repeated"]["difference"]) for life, moment in last if life["person"] in HONEST]
-            references = (np.mean([moment["unseen"][which] for _, moment in last]) for which in ("engine", "bm25s"))
+            engine, other = (float(np.mean([moment["unseen"][of] for _, moment in last])) for of in ("engine", "bm25s"))
+            honest = [moment for moment in last if moment[0]["person"] in HONEST]
+            new, again = Cell.of("unseen", last), Cell.of("repeated", honest) if honest else None
             print(
-                f"{name:14} {next(references):7.4f} {next(references):7.4f} {np.mean(values):+19.4f} "
-                f"{np.mean(again) if again else np.nan:+17.4f}"
+                f"| {name} | {engine:.3f} | {other:.3f} | {short(new.mean)} ± {short(new.margin)[1:]} | "
+                + (f"{short(again.mean)} ± {short(again.margin)[1:]} |" if again else "|")
             )
     single = [(np.mean(moment["unseen"]["difference"]), life, moment) for life in lives for moment in life["moments"]]
     mean, life, moment = min(single, key=lambda one: one[0])
     about = f"{life['person']}, {life['collection']}, {life['repeats']:.0%} repeats, {moment['after']:,} searches"
-    print(f"\nlowest life: unseen {mean:+.4f} ({about})")
+    print(f"\n{len(lives)} lives; lowest on needs not searched: {mean:+.4f} ({about}); opponents that won: {given_up}")
     return missed
 
 

@@ -44,7 +44,7 @@ from fedrank.search.client import SearchClient
 from fedrank.search.impressions import best_order, engine_first, start_weights
 from fedrank.seeds import Chance, rng_for
 
-SEARCHED = COLLECTIONS[:5]
+SEARCHED, OTHER = COLLECTIONS[:5], COLLECTIONS[5]
 QUERIES = 1_000  # of a collection, evenly spaced
 SPLITS, SEEDS = (1, 2, 3, 4), (1, 2)
 TRIED = (
@@ -170,7 +170,7 @@ def main() -> None:
         lowest = min(SEARCHED, key=lambda name: float(found[name].mean()))
         print(
             f"{people:,} people, ε = {epsilon:g}, step {step:g}: members {mean:+.4f} ± {margin:.4f} (lowest: {lowest} "
-            f"{found[lowest].mean():+.4f}), others {'{:+.4f} ± {:.4f}'.format(*interval([found[COLLECTIONS[5]]]))}",
+            f"{found[lowest].mean():+.4f}), others {'{:+.4f} ± {:.4f}'.format(*interval([found[OTHER]]))}",
             flush=True,
         )
         assert mean <= margin or not given.check, "joining gains: the search client should offer it again"
