@@ -383,7 +383,7 @@ def report(lives: Sequence[dict]) -> list[str]:
     """Print a table by person and moment, the mean over collections; return what the promise misses."""
     missed, given_up = [], 0
     print(
-        "| person | searches | needs not searched | same words again | known need, all its words | cost of mixed lists |"
+        "| person | searches | needs not searched | same words again | known need, all its words | mixed lists cost |"
     )
     print("|---|---|---|---|---|---|")
     for person, after in product(PEOPLE, MOMENTS):

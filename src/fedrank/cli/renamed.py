@@ -59,6 +59,7 @@ RENAMED = {
     "search join": _TOGETHER,
     "search aggregate": _TOGETHER,
     "search leave": "removed; use `deploy leave` for the site that took part",
+    "search index --encoder": "removed: its features never changed the order",
     "search export": "`search status --ubi FOLDER`",
     "methods place": "`methods placement`",
     "methods user": "`methods click-model`",

@@ -28,7 +28,7 @@ class Gone(LookupError):
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters of a search; the model does not learn from a filtered search."""
+    """Filters of a search, whose list is not mixed with that of an opponent."""
 
     kind: Kind | None = None
     since: int | None = None  # seconds since 1970, inclusive
