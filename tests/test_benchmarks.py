@@ -83,8 +83,13 @@ SHORT = {
     "search_together": Short(
         "",
         {
-            "COLLECTIONS": ("cisi", "cranfield"), "SEARCHED": ("cisi",), "OTHER": "cranfield", "QUERIES": 30,
-            "SPLITS": (1,), "SEEDS": (1,), "TRIED": ((20, 4.0, 2.0),),
+            "COLLECTIONS": ("cisi", "cranfield"),
+            "SEARCHED": ("cisi",),
+            "OTHER": "cranfield",
+            "QUERIES": 30,
+            "SPLITS": (1,),
+            "SEEDS": (1,),
+            "TRIED": ((20, 4.0, 2.0),),
         },
         needs="cisi and cranfield",
     ),

@@ -188,7 +188,7 @@ def test_why_and_what_was_learned_in_a_terminal(fedrank: Command, monkeypatch: p
     out = fedrank("status", "--why", str(last))[1]
     assert out.startswith(f"Search {last}: river mills\n")
     assert "You opened it twice for \u201criver mills\\u202e\u201d, last on 20" in out
-    assert "in the search engine, because you opened results above it before" in out
+    assert "in the search engine, below results that you opened before" in out
     why = json.loads(fedrank("status", "--why", str(last), "--json")[1])
     assert len(why["results"]) == 4
     out = fedrank("status", "--learned")[1]

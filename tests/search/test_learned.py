@@ -131,7 +131,7 @@ def test_a_move_because_of_earlier_clicks():
     assert sentences(up, clicks, (up, down))[-1] == "It moved up from position 2 in the search engine for that reason."
     assert sentences(up, [], (up, down))[-1].endswith("you had opened it before; those clicks no longer count.")
     assert sentences(down, [], (up, down)) == [
-        "It moved down from position 1 in the search engine, because you opened results above it before."
+        "It moved down from position 1 in the search engine, below results that you opened before."
     ]
 
 

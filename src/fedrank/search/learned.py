@@ -148,7 +148,7 @@ def _reasons(one: Explained, shown: Sequence[Explained], up: bool) -> list[str]:
 def _because(reasons: Sequence[str], up: bool, opened: bool) -> str:
     if reasons and reasons[0] == MEMORY:
         if not up:
-            return ", because you opened results above it before"
+            return ", below results that you opened before"
         return " for that reason" if opened else ", because you had opened it before; those clicks no longer count"
     names = [IN_WORDS[name] if up else IN_WORDS[name].replace("its ", "their ") for name in reasons if name in IN_WORDS]
     if not names:
