@@ -34,7 +34,7 @@ def add_documents(store: Store, texts: Sequence[str]) -> None:
             name = f"{number}.txt"
             store.db.execute("INSERT INTO files VALUES (?, 1, ?, ?, 1, 1)", (number, name.encode(), name.encode()))
             one = NewDocument(
-                "", text.encode(), "file", name, f"/desk/{name}", "", 1_000 + number, 0, "", text,
+                "", text.encode(), "file", name, f"/desk/{name}", "", 1_000 + number, "", text,
                 LIVE_1.row(name, text),
             )  # fmt: skip
             store.save([(number, one)], set())

@@ -74,6 +74,8 @@ def test_threads_take_turns_at_the_store(store):
 # What format 3 had and format 4 does not; in format 1 there was no memory and no agent.
 BACK_TO_3 = """
     CREATE TABLE vectors (document INTEGER, encoder TEXT, vector BLOB);
+    CREATE TABLE written_to (document INTEGER, address TEXT);
+    ALTER TABLE documents ADD COLUMN depth INTEGER NOT NULL DEFAULT 0;
     CREATE TABLE models (id INTEGER PRIMARY KEY, origin TEXT);
     CREATE TABLE sent (id INTEGER PRIMARY KEY, what TEXT);
     INSERT INTO sent VALUES (1, 'a message of an earlier version');
@@ -119,6 +121,6 @@ def test_a_folder_of_an_earlier_format_keeps_its_clicks_and_its_record_of_what_w
             assert client.shown(found.impression).results[5].clicked
             assert client.lists.memory.lifts(LIVE_1.query("orchard apple water"), [found.results[5].id]) == [3]
             assert client.store.rows("SELECT what FROM sent") == [("a message of an earlier version",)]
-            assert not client.store.rows("SELECT 1 FROM sqlite_master WHERE name IN ('vectors', 'models')")
+            assert not client.store.rows("SELECT 1 FROM sqlite_master WHERE name IN ('vectors', 'written_to', 'models')")
             assert not shared.exists()
             client.settings.set_order("learned")

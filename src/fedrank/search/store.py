@@ -44,16 +44,13 @@ CREATE TABLE passed_over (root INTEGER NOT NULL, reason TEXT NOT NULL, times INT
 CREATE TABLE documents (
     id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER NOT NULL, part TEXT NOT NULL, digest BLOB NOT NULL,
     seq INTEGER NOT NULL, kind TEXT NOT NULL, title TEXT NOT NULL, place TEXT NOT NULL, link TEXT NOT NULL,
-    date INTEGER NOT NULL, depth INTEGER NOT NULL, sender TEXT NOT NULL, UNIQUE (file, part)
+    date INTEGER NOT NULL, sender TEXT NOT NULL, UNIQUE (file, part)
 );
 CREATE INDEX documents_by_seq ON documents (seq);
 CREATE TABLE texts (document INTEGER PRIMARY KEY, text BLOB NOT NULL);
 CREATE TABLE forward (document INTEGER PRIMARY KEY, words BLOB NOT NULL);
 CREATE TABLE removed (document INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
 CREATE TABLE frequencies (page INTEGER PRIMARY KEY, counts BLOB NOT NULL);
-CREATE TABLE written_to (document INTEGER NOT NULL, address TEXT NOT NULL, PRIMARY KEY (address, document))
-    WITHOUT ROWID;
-CREATE INDEX written_to_by_document ON written_to (document);
 CREATE TABLE left_out (name BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE impressions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, number INTEGER NOT NULL, query TEXT NOT NULL,
@@ -91,6 +88,8 @@ UPDATE impressions SET scores = NULL, features = NULL;
 # To format 4, without learned models, federations and text encoders. What was sent stays on record.
 _TO_FORMAT_4 = """
 DROP TABLE IF EXISTS vectors;
+DROP TABLE IF EXISTS written_to;
+ALTER TABLE documents DROP COLUMN depth;
 DROP TABLE models;
 DROP INDEX IF EXISTS impressions_by_trial;
 ALTER TABLE impressions RENAME COLUMN trial TO opponent;
@@ -124,11 +123,9 @@ class NewDocument:
     location: str
     link: str
     date: int
-    depth: int
     sender: str
     text: str
     row: ForwardRow
-    written_to: tuple[str, ...] = ()
 
 
 class Store:
@@ -263,28 +260,24 @@ class Store:
         for file, one in fresh:
             seq += 1
             values = (
-                one.digest, seq, one.kind, one.title, one.location, one.link, one.date, one.depth, one.sender,
+                one.digest, seq, one.kind, one.title, one.location, one.link, one.date, one.sender,
             )  # fmt: skip
             document: int | None
             if (file, one.part) in known:
                 document = known[file, one.part][0]
                 self.db.execute(
                     "UPDATE documents SET digest = ?, seq = ?, kind = ?, title = ?, place = ?, link = ?, date = ?, "
-                    "depth = ?, sender = ? WHERE id = ?",
+                    "sender = ? WHERE id = ?",
                     (*values, document),
                 )
-                self.db.execute("DELETE FROM written_to WHERE document = ?", (document,))
             else:
                 document = self.db.execute(
-                    "INSERT INTO documents (digest, seq, kind, title, place, link, date, depth, sender, file, part) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO documents (digest, seq, kind, title, place, link, date, sender, file, part) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (*values, file, one.part),
                 ).lastrowid
             self.db.execute("REPLACE INTO texts VALUES (?, ?)", (document, zlib.compress(one.text.encode(), 3)))
             self.db.execute("REPLACE INTO forward VALUES (?, ?)", (document, zlib.compress(one.row.pack(), 1)))
-            self.db.executemany(
-                "INSERT OR IGNORE INTO written_to VALUES (?, ?)", ((document, a) for a in one.written_to)
-            )
         self.set(seq=seq)
         self._count([one.row for _, one in fresh], 1)
         return len(fresh) - len(old), len(old)
@@ -359,7 +352,7 @@ class Store:
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-_OF_DOCUMENTS = dict.fromkeys(("texts", "forward", "written_to"), "document") | {"documents": "id"}
+_OF_DOCUMENTS = dict.fromkeys(("texts", "forward"), "document") | {"documents": "id"}
 
 
 def in_parts(values: Sequence[Any], most: int = 500) -> Iterator[Sequence[Any]]:
