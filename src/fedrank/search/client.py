@@ -122,7 +122,7 @@ class SearchClient:
             with self.store.turn:
                 remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
-            progress("prepare", 0, 1, "compiling once on this machine, about 30 seconds")
+            progress("prepare", 0, 1, "compiling once on this machine, about 10 seconds")
             warm_up(self.features)
             progress("prepare", 1, 1)
             with self.store.turn:
