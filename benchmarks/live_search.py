@@ -122,7 +122,7 @@ def main() -> None:
     try:
         write_documents(folder / "documents.jsonl", given.documents)
         with SearchClient(folder / "store") as client:
-            warm_up(client.rows)
+            warm_up(client.features)
             began, cpu = time.perf_counter(), time.process_time()
             client.index([folder / "documents.jsonl"])
             indexing, cpu = time.perf_counter() - began, time.process_time() - cpu

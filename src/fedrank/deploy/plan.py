@@ -529,7 +529,7 @@ def data_problems(plan: Plan, data: SiteData) -> list[str]:
         return ["forests are trained on relevance labels, and this site has no LETOR file; set data.letor in site.toml"]
     if has_trait(plan.experiment.mechanism, "people") and data.log is not None and data.person == USER:
         return [BROWSERS_ARE_NOT_USERS] if data.are_browsers else []
-    if data.learns or data.impressions is not None:
+    if data.learns:
         return []
     return ["this site has no queries for training; set data.letor or data.log in site.toml"]
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedrank.deploy.data_sources import ONE_PERSON, SEARCH_LOG
+from fedrank.deploy.data_sources import SEARCH_LOG
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.received import HEADS, UNKNOWN, ReceivedAnswers, Total
 from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_charges, release_of
-from fedrank.deploy.settings import LOCAL, searches_of
+from fedrank.deploy.settings import LOCAL
 from fedrank.deploy.show import sum_view
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.not_covered import not_covered_between_sites
@@ -74,13 +74,11 @@ def with_what_left(
     collusion = against_colluders(card, plan, charges)
     sites = {site.name: _described(received.described, site.name) for site in plan.sites}
     browsers = [name for name, one in sites.items() if one.get("unit") == "browser"]
-    one_person = next((site for site in plan.sites if ONE_PERSON in sites[site.name]["data"]), None)
     not_covered = not_covered_between_sites(
         plan.question,
         logs=any(SEARCH_LOG in one["data"] for one in sites.values()),
         browsers=browsers,
         plain=[one.site for one in totals if (one.request, one.answer) == ("measure", "facts")],
-        searches=0 if one_person is None else searches_of(plan, one_person.clients[0]),
     )
     deployment = {
         "federation": plan.federation,

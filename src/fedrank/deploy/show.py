@@ -15,22 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedrank import __version__
-from fedrank.data.live_features import LIVE_1
 from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
 from fedrank.deploy.budget import Budget, charged_prices
 from fedrank.deploy.consent import partners, said_of
-from fedrank.deploy.data_sources import SiteSplit, about_data, recorded_facts
+from fedrank.deploy.data_sources import SiteSplit, about_data
 from fedrank.deploy.forests import largest_forest
 from fedrank.deploy.heads import most_bytes
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.make_plans import features_of
 from fedrank.deploy.objections import objections
-from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of, releases_of
-from fedrank.deploy.settings import BROWSER, SiteSettings, searches_of, tree_releases
+from fedrank.deploy.settings import BROWSER, SiteSettings, tree_releases
 from fedrank.deploy.transport import shared_folder
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.privacy_output import about_prices
@@ -43,7 +41,6 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.messages import Call, Message, payload_of
-from fedrank.files import error_message
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.secure_aggregation import threshold_for
@@ -143,7 +140,6 @@ class PlanView:
     sum: SumView | None
     refused: tuple[str, ...]
     not_covered: tuple[str, ...]
-    has: str = ""  # training data of a site of one person
     used: str = ""  # day on which the held-out lists were used for a model; empty: not yet, or they are not needed
 
 
@@ -196,7 +192,6 @@ def look_at(
         sum=sum_view(plan),
         refused=tuple(objections(folder, settings, plan, share, draft)),
         not_covered=tuple(disclosed.not_covered),
-        has=_searches(folder, settings, plan),
         used=_window_used(settings, plan),
     )
     if (shared := shared_folder(folder)) is not None:
@@ -219,18 +214,6 @@ def _through_folder(view: PlanView, shared: Path) -> PlanView:
     return replace(view, leaves=tuple(leaves), sees=sees)
 
 
-def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
-    """A person's training data and for how many rounds they suffice; "" if the site has queries."""
-    if plan.simulated or settings.data.impressions is None or not isinstance(plan.question, FederatedExperiment):
-        return ""
-    try:
-        facts = recorded_facts(folder, settings.data.impressions)
-    except (ValueError, OSError, OutboxError) as problem:
-        return f"recorded searches that cannot be counted: {error_message(problem)}"  # prose: ok
-    enough = facts.unused // searches_of(plan, settings.id)
-    return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
-
-
 def _of_updates(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> _Disclosed:
     mechanism = plan.experiment.mechanism
     sees = "the server sees every update as it is" if mechanism is None else mechanism.sees
@@ -248,7 +231,6 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
         logs=data.log is not None,
         browsers=one if data.are_browsers else (),
         plain=one if _plain_measures(plan, settings, share) else (),
-        searches=0 if data.impressions is None else searches_of(plan, settings.id),
     )
 
 
@@ -436,9 +418,7 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
         names = [settings.name, *(f"another-site-{number}" for number in range(1, count))]
         parties = [PlannedSite(name, (id,)) for name, id in zip(names, ids, strict=True)]
         features: dict[str, Any] = {}
-        if settings.data.impressions is not None and isinstance(experiment, FederatedExperiment):
-            features = {"features": len(LIVE_1.names), "feature_names": LIVE_1.names}
-        elif own is not None:
+        if own is not None:
             features = features_of(own)
         elif not isinstance(experiment, SiloExperiment):
             raise ValueError("this site has no queries, so a spec cannot be compared with its data; set letor or log")
@@ -461,8 +441,6 @@ def about_plan(view: PlanView) -> list[Section]:
         ("rounds", f"{view.rounds:,}"),
     ]
     who.append(("here", view.word or "not accepted yet"))
-    if view.has:
-        who.append(("has", view.has))
     first = Section("").pairs(who)
     if view.simulated:
         first = first.paragraph("A trial on one machine: people are simulated and not protected.", tone="warn")

@@ -30,13 +30,11 @@ def not_covered_between_sites(
     logs: bool | None = None,
     browsers: Collection[str] | None = None,
     plain: Collection[str] = (),
-    searches: int = 0,
 ) -> tuple[str, ...]:
     """What the stated ε does not cover, from a spec and what is known of sites.
 
     `logs`: whether a site learns from a search log; None: as the spec says. `browsers`: sites that declare that users
-    of their logs are browsers; None: not known yet. `plain`: sites that report measures without noise. `searches`:
-    number of searches behind each update of a site that is one person.
+    of their logs are browsers; None: not known yet. `plain`: sites that report measures without noise.
     """
     own: Iterator[str]
     if isinstance(question, TreesExperiment):
@@ -45,7 +43,7 @@ def not_covered_between_sites(
         own = _of_silos()
     else:
         assert isinstance(question, FederatedExperiment)
-        own = _of_updates(question, logs, browsers, plain, searches)
+        own = _of_updates(question, logs, browsers, plain)
     return (*own, *PARTICIPATION)
 
 
@@ -54,7 +52,6 @@ def _of_updates(
     logs: bool | None,
     browsers: Collection[str] | None,
     plain: Collection[str],
-    searches: int,
 ) -> Iterator[str]:
     mechanism: Any = experiment.mechanism
     logs = has_trait(experiment.learner, "logged") if logs is None else logs
@@ -81,8 +78,6 @@ def _of_updates(
             "the model that a site then uses: a mean of the received model and of one that the site trains alone, from "
             "its people without noise; it and the events of a trial stay there, but it shapes the lists of later logs"
         )
-    if searches:
-        yield f"whether the person of a site searched {searches} times since the last round (not the exact number)"
     if hasattr(experiment.aggregator, "queries"):
         yield "the queries by which the coordinator itself trains"
     if experiment.record_every:
