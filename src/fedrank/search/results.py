@@ -30,9 +30,11 @@ class Gone(LookupError):
 class Filters:
     """Filters of a search; the model does not learn from a filtered search."""
 
-    kind: Kind | None = None
+    kind: str | None = None  # a kind of documents, or a type as in queries (`queries.ENDINGS`)
     since: int | None = None  # seconds since 1970, inclusive
     before: int | None = None  # seconds since 1970, exclusive
+    folder: str | None = None  # a path or the name of a folder
+    sender: str | None = None  # words of a name or an address
 
     def __bool__(self) -> bool:
         return self != Filters()
