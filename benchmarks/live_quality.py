@@ -1,21 +1,23 @@
 """Check that the search client never falls below its engine: people search judged collections through `SearchClient`.
 
     python -m benchmarks.live_quality [--collections ...] [--people ...] [--repeats ...] [--searches 3000] [--seeds 1]
-        [--learn on] [--out live_quality.jsonl] [--check] [--report]
+        [--out live_quality.jsonl] [--check] [--report]
 
 The needs of a collection (at most 120) are halved. One half is searched: a Zipf law chooses the need, a search has 70 %
 of its words, and a share of searches repeats an earlier one. After 10, 100, 300, 1,000 and 3,000 searches the other
 half and up to 540 further needs (unseen), the last search of each searched need (repeated) and all words of these needs
 (reworded) are asked without recording. Figures are differences of nDCG@10 (all judged documents count in the ideal) to
 the client's own engine on the same texts; `engine` and `bm25s` are the means themselves, the latter with its own
-tokenizer, stop words and Snowball stemmer. `cost`: what interleaved and drawn lists lost against sorted ones, over all
-searches. `given up`: models and memories that lost against lists without them. Intervals (95 %) are over needs, each
+tokenizer, stop words and Snowball stemmer. `cost`: what mixed lists lost against sorted ones, over all searches. `given
+up`: lives in which the engine's order or the order without memory won. Intervals (95 %) are over needs, each
 the mean of its lives.
 
 Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. The start weights and the
-constants of the memory were chosen with all six in view. A cell is a person in a collection after some searches, over
-all lives. Lives that are in the file already are not repeated. What a query finds and the features of these documents
-do not depend on the person, so lives share them, and titles and snippets are left out; everything else is the client's.
+constants of the memory were chosen with all six in view. `--collections debian-italian ...` are others: the short
+description of a package is the query for the rest, from Translation-it.bz2 of a Debian release (main/i18n) in the
+folder --translations. A cell is a person in a collection after some searches, over all lives. Lives that are in the
+file already are not repeated. What a query finds and the features of these documents do not depend on the person, so
+lives share them, and titles and snippets are left out; everything else is the client's.
 
 --check fails if a person's mean difference on unseen needs is not above 0, or a cell is below -.005, or from 100
 searches on lists cost more than .003 or (careful, informational and careless people) repeated needs are not better
@@ -29,6 +31,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import bz2
 import inspect
 import json
 import shutil
@@ -38,6 +41,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,12 +54,22 @@ from fedrank.search import client as client_module
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import best_order
 from fedrank.search.index import Candidacy, Engine
+from fedrank.search.opponents import GIVEN_UP
 from fedrank.search.result_pages import ResultPages
 from fedrank.search.results import Filters, Result, Snippet
-from fedrank.search.trial import WORSE
 from fedrank.seeds import rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani", "docstrings")
+DEBIAN = {  # with the languages of their translations; the first two were used to choose the start weights
+    "debian-german": "de",
+    "debian-french": "fr",
+    "debian-italian": "it",
+    "debian-danish": "da",
+    "debian-russian": "ru",
+    "debian-portuguese": "pt_BR",
+    "debian-spanish": "es",
+}
+PACKAGES = 5_000  # of each of these, evenly spaced
 NEEDS = 120  # of a collection, evenly spaced, half of which are searched
 MORE = 540  # further needs that are only measured, where a collection has them
 MOMENTS = (10, 100, 300, 1_000, 3_000)
@@ -82,7 +96,6 @@ class Life:
     repeats: float
     searches: int
     seed: int
-    learn: str = "on"
 
 
 class Clock:
@@ -94,7 +107,7 @@ class Clock:
         return self.now
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Indexed:
     """A collection in a search folder; document i of the store is `rows[i]` of the collection."""
 
@@ -124,11 +137,10 @@ def shared_features(one: Indexed) -> Iterator[None]:
             one.found[asked] = candidates_for(self, terms, filters, by_date)
         return one.found[asked]
 
-    def raw_features(store, features, encoder, terms, query, found, _, now):
-        if query not in one.features:
-            rows = still_there(store, found)
-            one.features[query] = of_rows(store, features, encoder, terms, query, *rows, now)
-        return one.features[query]
+    def raw_features(store, features, query, found, _):
+        if query.text not in one.features:
+            one.features[query.text] = of_rows(store, features, query, *still_there(store, found))
+        return one.features[query.text]
 
     def results(self, shown, positions, clicked):
         ids = shown.candidates[shown.shown[list(positions)]].tolist()
@@ -161,23 +173,46 @@ def docstrings() -> Collection:
             paragraphs = [one for one in text.split("\n\n") if "(" not in one.split("\n")[0]]
             if len(paragraphs) > 2 and len(text) > 400 and len(paragraphs[0].split()) > 3:
                 seen.setdefault(text, (name, paragraphs[0], "\n".join(paragraphs[1:])))
-    names, queries, texts = (list(column) for column in zip(*seen.values(), strict=True))
+    return known_items("docstrings", list(seen.values()))
+
+
+def descriptions(name: str, translations: Path) -> Collection:
+    """Descriptions of Debian packages in another language."""
+    seen: dict[str, tuple[str, str, str]] = {}
+    with bz2.open(translations / f"Translation-{DEBIAN[name]}.bz2", "rt", encoding="utf-8") as file:
+        for entry in file.read().split("\n\n"):
+            about, _, text = entry.partition(f"\nDescription-{DEBIAN[name]}: ")
+            short, _, rest = text.partition("\n")
+            if len(rest) > 300 and len(short.split()) > 3:
+                seen.setdefault(rest, (about.split("\n")[0].removeprefix("Package: "), short, rest))
+    return known_items(name, evenly(list(seen.values()), PACKAGES))
+
+
+def known_items(name: str, items: Sequence[tuple[str, str, str]]) -> Collection:
+    """A collection of (title, query, text), where each query has one right answer."""
+    names, queries, texts = (list(column) for column in zip(*items, strict=True))
     ids = [str(row) for row in range(len(names))]
-    return Collection.of(
-        "docstrings", Documents(ids, names, texts, [""] * len(ids)), ids, queries, [{row: 1} for row in range(len(ids))]
-    )
+    grades = [{row: 1} for row in range(len(ids))]
+    return Collection.of(name, Documents(ids, names, texts, [""] * len(ids)), ids, queries, grades)
+
+
+def language_of(name: str) -> str:
+    return name.removeprefix("debian-") if name in DEBIAN else "english"
 
 
 @cache
-def indexed(name: str, folder: Path) -> Indexed:
-    collection = docstrings() if name == "docstrings" else load_collection(name)
+def indexed(name: str, folder: Path, translations: Path) -> Indexed:
+    if name in DEBIAN:
+        collection = descriptions(name, translations)
+    else:
+        collection = docstrings() if name == "docstrings" else load_collection(name)
     documents, lines, rows = collection.documents, folder / f"{name}.jsonl", {}
     with lines.open("w") as file:
         for row, (title, text) in enumerate(zip(documents.title, documents.text, strict=True)):
             if (title + text).strip():
                 rows[len(rows) + 1] = row
                 file.write(json.dumps({"id": row, "title": title, "text": text}) + "\n")
-    with SearchClient(folder / name) as client:
+    with SearchClient(folder / name, language=language_of(name)) as client:
         found = client.index([lines])
         assert found.documents == len(rows), f"{name}: {found.documents} documents, expected {len(rows)}"
     judged = [q for q in range(len(collection.queries)) if collection.judgements(q)[1].any()]
@@ -185,24 +220,24 @@ def indexed(name: str, folder: Path) -> Indexed:
     return Indexed(collection, folder / name, rows, needs, evenly(sorted({*judged} - {*needs}), MORE))
 
 
-def evenly(values: Sequence[int], count: int) -> list[int]:
+def evenly(values: Sequence[Any], count: int) -> list[Any]:
     return [values[i] for i in np.unique(np.linspace(0, len(values) - 1, count).astype(int))] if values else []
 
 
 @cache
-def bm25s_of(name: str, folder: Path):
+def bm25s_of(one: Indexed):
     """A function from a text to the ids of the ten best documents of another BM25."""
     import bm25s
     from Stemmer import Stemmer
 
-    one, stem = indexed(name, folder), Stemmer("english")
-    documents = one.collection.documents
+    documents, language = one.collection.documents, language_of(one.collection.name)
+    stem = Stemmer(language)
     texts = [f"{documents.title[row]} {documents.text[row]}" for row in one.rows.values()]
     engine = bm25s.BM25()
-    engine.index(bm25s.tokenize(texts, stopwords="en", stemmer=stem, show_progress=False), show_progress=False)
+    engine.index(bm25s.tokenize(texts, stopwords=language, stemmer=stem, show_progress=False), show_progress=False)
 
     def best(text: str) -> list[int]:
-        asked = bm25s.tokenize([text], stopwords="en", stemmer=stem, show_progress=False)
+        asked = bm25s.tokenize([text], stopwords=language, stemmer=stem, show_progress=False)
         return [int(row) + 1 for row in engine.retrieve(asked, k=10, show_progress=False)[0][0]]
 
     return best
@@ -235,11 +270,11 @@ def clicks(life: Life, grades: Sequence[float], rng: np.random.Generator) -> Ite
                 return
 
 
-def live(life: Life, folder: Path) -> dict[str, object]:
+def live(life: Life, folder: Path, translations: Path) -> dict[str, object]:
     """One life: differences by moment, and by need for the intervals."""
-    one = indexed(life.collection, folder)
+    one = indexed(life.collection, folder, translations)
     # Purposes without the person, so all people search the same; a quarter of repeats swaps the halves, as a seed does.
-    number, repeats = COLLECTIONS.index(life.collection), round(100 * life.repeats)
+    number, repeats = (*COLLECTIONS, *DEBIAN).index(life.collection), round(100 * life.repeats)
     halves = np.array_split(rng_for(0, "halves", number).permutation(one.needs), 2)
     searched, rest = halves if (life.seed + repeats) % 2 else halves[::-1]
     unseen = [*rest.tolist(), *one.more]
@@ -252,7 +287,6 @@ def live(life: Life, folder: Path) -> dict[str, object]:
     cost: list[float] = []
     moments = []
     with SearchClient(store, clock=clock) as client, shared_features(one):
-        client.learn_setting(life.learn)
         with client.store.writing():
             client.store.set(chance=life.seed)
         for number, (need, text) in enumerate(searches(life, searched, one.collection.queries, rng), 1):
@@ -280,26 +314,25 @@ def live(life: Life, folder: Path) -> dict[str, object]:
                 }
                 moments.append(
                     {"after": number, "cost": float(np.mean(cost))}
-                    | {"rolled back": given_up(client)}
-                    | {name: measure(client, one, folder, some) for name, some in asked.items()}
+                    | {"given up": given_up(client)}
+                    | {name: measure(client, one, some) for name, some in asked.items()}
                 )
-                client.learn_setting(life.learn)
+                client.learn_setting("on")
     return asdict(life) | {"moments": moments}
 
 
 def given_up(client: SearchClient) -> int:
-    models = client.store.count("SELECT count(*) FROM models WHERE fate = ?", WORSE)
-    return models + bool(client.store.setting("remember_after", 0))
+    return sum(bool(client.store.setting(name, 0)) for name in GIVEN_UP.values())
 
 
-def measure(client: SearchClient, one: Indexed, folder: Path, asked: Sequence[tuple[int, str]]):
+def measure(client: SearchClient, one: Indexed, asked: Sequence[tuple[int, str]]):
     """Mean nDCG@10 of engine and bm25s, and the differences of the shown order to the engine by need."""
     client.learn_setting("off")
     engine, other, difference = [], [], []
     for need, text in asked:
         if (need, text) not in one.references:
             found = client.engine.candidates_for(client.features.engine_terms(text), Filters(), False)
-            best = found.documents[:10].tolist(), bm25s_of(one.collection.name, folder)(text)
+            best = found.documents[:10].tolist(), bm25s_of(one)(text)
             one.references[need, text] = tuple(one.ndcg(need, ids) for ids in best)
         of_engine, of_other = one.references[need, text]
         engine.append(of_engine)
@@ -314,70 +347,83 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+@dataclass(frozen=True)
+class Cell:
+    """Differences of a person after some searches, over all lives."""
+
+    means: dict[str, float]  # of a collection: every one has equal weight
+    mean: float
+    margin: float
+
+    @classmethod
+    def of(cls, which: str, moments: Sequence[tuple[dict, dict]]) -> Cell:
+        by_name: dict[str, dict[int, list[float]]] = {}
+        for life, moment in moments:
+            of_needs = by_name.setdefault(life["collection"], {})
+            for need, value in zip(moment[which]["needs"], moment[which]["difference"], strict=True):
+                of_needs.setdefault(need, []).append(value)
+        found = {name: interval([float(np.mean(some)) for some in of.values()]) for name, of in by_name.items()}
+        means = {name: mean for name, (mean, _) in found.items()}
+        margin = sum(margin**2 for _, margin in found.values()) ** 0.5 / len(found)
+        return cls(means, float(np.mean([*means.values()])), margin)
+
+    @property
+    def lowest(self) -> str:
+        return min(self.means, key=self.means.__getitem__)
+
+    def __str__(self) -> str:
+        return f"{short(self.mean)} ± {short(self.margin)[1:]} ({self.lowest} {short(self.means[self.lowest])})"
+
+
+def short(value: float) -> str:
+    return f"{value:+.3f}".replace("0.", ".", 1)
+
+
 def report(lives: Sequence[dict]) -> list[str]:
-    """Print one line per person and moment, the mean over collections; return what the promise misses."""
-    missed = []
-    learn = {life["learn"] for life in lives}
-    print(f"{len(lives)} lives, learn = {', '.join(sorted(learn))}; difference of nDCG@10 to the engine\n")
-    columns = "  ".join(f"{which:>18} {'lowest':>10} {'collection':12}" for which in ASKED)
-    print(f"{'person':14} {'after':>6} {'lives':>5} {columns} {'cost':>7} {'given up':>5}")
-    for person in PEOPLE:
-        for after in MOMENTS:
-            cells = [
-                (life, moment)
-                for life in lives
-                for moment in life["moments"]
-                if life["person"] == person and moment["after"] == after
-            ]
-            if not cells:
-                continue
-            means: dict[str, dict[str, float]] = {}  # of a collection: every one has equal weight
-            needs: dict[str, tuple[float, float]] = {}
-            for which in ASKED:
-                by_name: dict[str, dict[int, list[float]]] = {}
-                for life, moment in cells:
-                    of_needs = by_name.setdefault(life["collection"], {})
-                    for need, value in zip(moment[which]["needs"], moment[which]["difference"], strict=True):
-                        of_needs.setdefault(need, []).append(value)
-                found = {
-                    name: interval([float(np.mean(some)) for some in values.values()])
-                    for name, values in by_name.items()
-                }
-                means[which] = {name: mean for name, (mean, _) in found.items()}
-                error = sum(margin**2 for _, margin in found.values()) ** 0.5 / len(found)
-                needs[which] = float(np.mean([*means[which].values()])), error
-            cost = float(np.mean([moment["cost"] for _, moment in cells]))
-            back = sum(moment["rolled back"] for _, moment in cells)
-            lowest = {which: min(means[which], key=means[which].__getitem__) for which in means}
-            shown = [
-                f"{needs[which][0]:+9.4f} ± {needs[which][1]:.4f} {means[which][name]:+10.4f} {name:12}"
-                for which, name in lowest.items()
-            ]
-            print(f"{person:14} {after:6,} {len(cells):5} {'  '.join(shown)} {cost:7.4f} {back:5}")
-            where = f"{person} after {after:,}"
-            if not needs["unseen"][0] > 0:
-                missed.append(f"{where}: unseen {needs['unseen'][0]:+.4f}")
-            if (worst := min(means["unseen"].values())) < LOWEST:
-                missed.append(f"{where}: unseen {worst:+.4f} on {lowest['unseen']}")
-            if person in HONEST and after >= 100 and not needs["repeated"][0] > needs["repeated"][1]:
-                missed.append(f"{where}: repeated {needs['repeated'][0]:+.4f} ± {needs['repeated'][1]:.4f}")
-            if cost > COST and after >= 100:
-                missed.append(f"{where}: lists cost {cost:.4f}")
-    print(f"\n{'collection':14} {'engine':>7} {'bm25s':>7} {'unseen, all people':>19} {'repeated, honest':>17}")
-    for name in COLLECTIONS:
+    """Print a table by person and moment, the mean over collections; return what the promise misses."""
+    missed, given_up = [], 0
+    print(
+        "| person | searches | needs not searched | same words again | known need, all its words | mixed lists cost |"
+    )
+    print("|---|---|---|---|---|---|")
+    for person, after in product(PEOPLE, MOMENTS):
+        moments = [
+            (life, moment)
+            for life in lives
+            for moment in life["moments"]
+            if life["person"] == person and moment["after"] == after
+        ]
+        if not moments:
+            continue
+        unseen, repeated, reworded = (Cell.of(which, moments) for which in ASKED)
+        cost = float(np.mean([moment["cost"] for _, moment in moments]))
+        given_up += sum(moment["given up"] for _, moment in moments if after == MOMENTS[-1])
+        print(f"| {person} | {after:,} | {unseen} | {repeated} | {reworded} | {short(cost)} |")
+        where = f"{person} after {after:,}"
+        if not unseen.mean > 0:
+            missed.append(f"{where}: unseen {unseen}")
+        if unseen.means[unseen.lowest] < LOWEST:
+            missed.append(f"{where}: unseen {unseen.means[unseen.lowest]:+.4f} on {unseen.lowest}")
+        if person in HONEST and after >= 100 and not repeated.mean > repeated.margin:
+            missed.append(f"{where}: repeated {repeated}")
+        if cost > COST and after >= 100:
+            missed.append(f"{where}: lists cost {cost:.4f}")
+    print("\n| collection | engine | bm25s | needs not searched, all people | same words again, honest people |")
+    print("|---|---|---|---|---|")
+    for name in (*COLLECTIONS, *DEBIAN):
         last = [(life, life["moments"][-1]) for life in lives if life["collection"] == name]
         if last:
-            values = [float(np.mean(moment["unseen"]["difference"])) for _, moment in last]
-            again = [np.mean(moment["repeated"]["difference"]) for life, moment in last if life["person"] in HONEST]
-            references = (np.mean([moment["unseen"][which] for _, moment in last]) for which in ("engine", "bm25s"))
+            engine, other = (float(np.mean([moment["unseen"][of] for _, moment in last])) for of in ("engine", "bm25s"))
+            honest = [moment for moment in last if moment[0]["person"] in HONEST]
+            new, again = Cell.of("unseen", last), Cell.of("repeated", honest) if honest else None
             print(
-                f"{name:14} {next(references):7.4f} {next(references):7.4f} {np.mean(values):+19.4f} "
-                f"{np.mean(again) if again else np.nan:+17.4f}"
+                f"| {name} | {engine:.3f} | {other:.3f} | {short(new.mean)} ± {short(new.margin)[1:]} | "
+                + (f"{short(again.mean)} ± {short(again.margin)[1:]} |" if again else "|")
             )
     single = [(np.mean(moment["unseen"]["difference"]), life, moment) for life in lives for moment in life["moments"]]
     mean, life, moment = min(single, key=lambda one: one[0])
     about = f"{life['person']}, {life['collection']}, {life['repeats']:.0%} repeats, {moment['after']:,} searches"
-    print(f"\nlowest life: unseen {mean:+.4f} ({about})")
+    print(f"\n{len(lives)} lives; lowest on needs not searched: {mean:+.4f} ({about}); opponents that won: {given_up}")
     return missed
 
 
@@ -388,13 +434,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=float, nargs="+", default=[0.0, 0.35, 0.9])
     parser.add_argument("--searches", type=int, default=3_000, help="searches per person")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--learn", default="on", help="on, or weights: also learn a model from one's own clicks")
     parser.add_argument("--out", type=Path, default=Path("live_quality.jsonl"), help="lives, one per line")
+    parser.add_argument("--translations", type=Path, default=Path(), help="folder of Translation-de.bz2 and others")
     parser.add_argument("--check", action="store_true", help="exit 1 if the promise is missed")
     parser.add_argument("--report", action="store_true", help="print what the file has; run nothing")
     asked = parser.parse_args()
     wanted = [
-        Life(collection, person, repeats, asked.searches, seed, asked.learn)
+        Life(collection, person, repeats, asked.searches, seed)
         for seed in asked.seeds
         for repeats in asked.repeats
         for person in asked.people
@@ -405,10 +451,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for life in () if asked.report else wanted:
             if asdict(life) not in known:
-                lives.append(live(life, Path(folder)))
+                lives.append(live(life, Path(folder), asked.translations))
                 with asked.out.open("a") as file:
                     file.write(json.dumps(lives[-1]) + "\n")
-    missed = report([life for life in lives if life["learn"] == asked.learn])
+    missed = report(lives)
     for line in missed:
         print(f"MISSED: {line}")
     return int(asked.check and bool(missed))

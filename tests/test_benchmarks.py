@@ -83,7 +83,15 @@ SHORT = {
     "rtk": Short("--documents 400"),
     "search_together": Short(
         "",
-        {"COLLECTIONS": ("cisi", "cranfield"), "SPLITS": (3,), "SEEDS": (1,), "PEOPLE": (20,), "EPSILONS": (4.0,)},
+        {
+            "COLLECTIONS": ("cisi", "cranfield"),
+            "SEARCHED": ("cisi",),
+            "OTHER": "cranfield",
+            "QUERIES": 30,
+            "SPLITS": (1,),
+            "SEEDS": (1,),
+            "TRIED": ((20, 4.0, 2.0),),
+        },
         needs="cisi and cranfield",
     ),
     "secure_sum": Short("--size 5", {"COUNTS": (5, 10)}),

@@ -73,7 +73,6 @@ LINES = {
     "search status": "search status --home searches",
     "deploy status": "deploy status --home coordinator",
     "data fetch": "data fetch http://127.0.0.1:9 --out fetched",
-    "search aggregate": "search aggregate --home coordinator",
     "deploy invite": "deploy invite clinic-z Clinic_Z --home coordinator -- {}",
     "deploy run": "deploy run small.toml --home coordinator",
     "deploy join": "deploy join shared --name clinic-z --fingerprint SHA256:0000 --home clinic-z",

@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def without_opponent(monkeypatch):
-    monkeypatch.setattr("fedrank.search.trial.SHARE", 0.0)
-    monkeypatch.setattr("fedrank.search.trial.MEMORY_SHARE", 0.0)
+    monkeypatch.setattr("fedrank.search.opponents.SHARE", 0.0)
+    monkeypatch.setattr("fedrank.search.opponents.MEMORY_SHARE", 0.0)

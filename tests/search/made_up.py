@@ -46,21 +46,9 @@ def opened(folder: Path, clock: Clock | None = None, count: int = 40):
         yield client
 
 
-def search_often(client: SearchClient, clock: Clock, times: int) -> None:
-    """Open the longest document that is shown, again and again, until all lists are closed."""
-    for number in range(times):
-        found = client.search(f"orchard {FRUIT[number % 10]}")
-        longest = max(found.results, key=lambda result: len(client.pages.document(result.id).text))
-        client.open_document(found.impression, longest.position)
-        clock.wait(60)
-    clock.wait(3600)
-    client.status()
-
-
 def close(client: SearchClient, impression: int) -> None:
-    """Close an opened list without waiting half an hour, and learn from it."""
+    """Close an opened list without waiting half an hour."""
     with client.store.writing():
         client.store.db.execute(
             "UPDATE impressions SET state = 'closed' WHERE id = ? AND state = 'opened'", (impression,)
         )
-    client.status()

@@ -17,7 +17,7 @@ from tests.search.made_up import Clock
 
 
 def stored(folder, texts: Sequence[str] = (), clock: Clock | None = None) -> ImpressionRows:
-    """A store with a model and a document of each text; their ids count from 1."""
+    """A store with a document of each text; their ids count from 1."""
     rows = ImpressionRows(Store(folder), LIVE_1)
     begin(rows, clock or Clock())
     add_documents(rows.store, texts)
@@ -34,7 +34,7 @@ def add_documents(store: Store, texts: Sequence[str]) -> None:
             name = f"{number}.txt"
             store.db.execute("INSERT INTO files VALUES (?, 1, ?, ?, 1, 1)", (number, name.encode(), name.encode()))
             one = NewDocument(
-                "", text.encode(), "file", name, f"/desk/{name}", "", 1_000 + number, 0, "", text,
+                "", text.encode(), "file", name, f"/desk/{name}", "", 1_000 + number, "", text,
                 LIVE_1.row(name, text),
             )  # fmt: skip
             store.save([(number, one)], set())

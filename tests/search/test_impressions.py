@@ -1,33 +1,25 @@
-"""Lists, clicks, states and learning: the live client does what a simulated one does, and a person stays in charge."""
+"""Lists, clicks and states of a client."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedrank import kernels
-from fedrank.data.ranking import RankingData
-from fedrank.ranking.click_models import CLICK_MODELS
-from fedrank.ranking.impressions import SimulatedImpressions
+from fedrank.data.live_features import LIVE_1
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import (
-    LEARNER,
-    OWN_RATE,
     Recorded,
     best_order,
-    draw_more,
     engine_first,
-    first_weights,
     pack_features,
-    stream_of,
+    start_weights,
     unpack_features,
 )
 from fedrank.search.results import Filters, Gone, NotFound
-from fedrank.seeds import Chance
-from fedrank.types import Impression, OwnChance, SimulatedClients
-from tests.search.made_up import FRUIT, Clock, close, opened
+from tests.search.made_up import Clock, close, opened
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +38,8 @@ def clock():
 
 @pytest.fixture
 def client(indexed, tmp_path, clock):
-    """A client that learns weights, too."""
-    import shutil
-
     shutil.copytree(indexed, tmp_path / "store")
     with SearchClient(tmp_path / "store", clock=clock) as client:
-        client.learn_setting("weights")
         yield client
 
 
@@ -59,96 +47,12 @@ def state(client, impression):
     return client.rows.get(impression).state
 
 
-def weights(client):
-    """What was learned from this person; the model in use if that is nothing."""
-    own = client.rows.own_model()
-    return client.rows.model()[1] if own is None else own[1]
-
-
 def fixed_order(client, query):
-    """Documents as the model alone orders them; nothing is recorded."""
+    """Documents as they are ordered; nothing is recorded."""
     client.learn_setting("off")
     found = client.search(query)
-    client.learn_setting("weights")
+    client.learn_setting("on")
     return [result.id for result in found.results]
-
-
-def simulated_clients_of(data: RankingData, user: str) -> SimulatedClients:
-    """One simulated client that takes its queries in order."""
-    count, tables = len(data.offsets) - 1, CLICK_MODELS[user][2]
-    one = np.zeros(1, np.int32)
-    return SimulatedClients(
-        data=data, ids=np.zeros(1, np.int64), pool=one, interactions=np.array([count]),
-        queries=np.arange(count, dtype=np.int32), pools=np.array([0, count]), at=np.zeros(1, np.int64), view=one,
-        judged=one, click_model=one, malicious=np.zeros(1, bool), grades=data.grades[None],
-        ideal=kernels.measures.ideal_dcg(data.grades[None], data.offsets, 10),
-        click=np.array([tables.click]), stop=np.array([tables.stop]), attention=np.ones((1, 10)),
-        click_model_names=(user,),         shared=np.empty(0, np.int32),
-    )  # fmt: skip
-
-
-def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_learns(client, clock, monkeypatch):
-    """Draw for draw: the same lists, and the same weights to the last bit, without the rules next to the model."""
-    monkeypatch.setattr("fedrank.search.memory.LIFT", 0.0)
-    monkeypatch.setattr(
-        client.rows, "scores", lambda w, raw, _: LEARNER.scores(w.astype("f4"), client.rows.scaled(raw))
-    )
-    monkeypatch.setattr("fedrank.search.impressions.ImpressionRows.repeats", lambda *_: 1)
-    # A simulated client shows later lists by what it has learned, so this one does, too.
-    monkeypatch.setattr(
-        "fedrank.search.impressions.ImpressionRows.model",
-        lambda self, model=client.rows.model: model() if (own := self.own_model()) is None else own[:2],
-    )
-    learner = replace(LEARNER, rate=OWN_RATE)
-    chance = next(c for c in (Chance(seed, 1) for seed in range(9)) if int(c.key("learn")) < 1 << 62)
-    key = int(chance.key("learn"))
-    with client.store.writing():
-        client.store.set(chance=key)
-    start, tables = weights(client), CLICK_MODELS["navigational"][2]
-    click, stop = np.array(tables.click), np.array(tables.stop)
-    live = []
-    for number in range(25):
-        clock.wait(20)
-        found = client.search(f"orchard {FRUIT[number % 10]} {FRUIT[number % 7]} water")
-        one = client.rows.get(found.impression)
-        grades = (one.candidates % 3 == 0).astype(np.int8)
-        clicked = np.empty(len(one.shown), bool)
-        kernels.show.read_and_click(
-            grades, one.shown, len(one.shown), click, stop, np.ones(10), stream_of(key, number), clicked
-        )
-        for place in np.flatnonzero(clicked).tolist():
-            client.open_document(found.impression, place)
-        live.append((one, grades))
-    clock.wait(3600)
-    client.status()
-    assert client.rows.own_model()[2] > 10
-    learned = weights(client)
-
-    features = [client.rows.scaled(one.raw) for one, _ in live]
-    data = RankingData(
-        np.concatenate(features),
-        np.concatenate([grades for _, grades in live]),
-        np.cumsum([0, *map(len, features)]),
-        np.arange(len(live)).astype(str),
-        top_grade=1,
-    )
-    clients = simulated_clients_of(data, "navigational")
-    updates = learner(start, clients, chance).updates
-    np.testing.assert_array_equal((learned - start).astype(np.float32), updates[0])
-
-    lists = []
-
-    class Watched(SimulatedImpressions):
-        def drawn(self, weights, number):
-            one = super().drawn(weights, number)
-            lists.append(one.shown)
-            return one
-
-    own = OwnChance(chance, 0)
-    again = learner.from_impressions(start.astype(np.float32), Watched(clients, own, learner), own)
-    np.testing.assert_array_equal(again.updates, updates)
-    for (one, _), shown in zip(live, lists, strict=True):
-        np.testing.assert_array_equal(one.shown, shown)
 
 
 @pytest.mark.parametrize(
@@ -170,15 +74,22 @@ def test_the_engines_first_results_count_at_least_as_much_as_those_below(scores,
 def test_what_was_recorded_is_what_was_scored_and_the_engines_two_best_results_stay_first(client):
     found = client.search("orchard apple")
     one = client.rows.get(found.impression)
-    for master in (weights(client), -weights(client)):
-        expected = LEARNER.scores(master.astype(np.float32), client.rows.scaled(one.raw))
+    for weights in (client.rows.weights(), -client.rows.weights()):
+        expected = client.rows.scaled(one.raw).astype(np.float64) @ weights  # sums in double precision
         expected[:2] = expected.max(), expected[1:].max()
-        np.testing.assert_array_equal(client.rows.scores(master, one.raw), expected)
+        np.testing.assert_allclose(client.rows.scores(weights, one.raw), expected, rtol=1e-5, atol=1e-5)
         assert best_order(expected)[:2].tolist() == [0, 1]
-    np.testing.assert_array_equal(client.rows.scores(weights(client), one.raw), one.scores)
+    np.testing.assert_array_equal(client.rows.scores(client.rows.weights(), one.raw), one.scores)
     assert one.raw.shape == (len(one.candidates), 34)
     assert one.raw.min() >= 0
     assert one.raw.max() <= 1
+
+
+def test_the_start_weights_are_mostly_the_engines_score(client):
+    weights = dict(zip(LIVE_1.names, start_weights(LIVE_1).tolist(), strict=True))
+    others = {name: weight for name, weight in weights.items() if weight and name != "engine"}
+    assert weights["engine"] == 1 > max(others.values()) > min(others.values()) > 0
+    np.testing.assert_array_equal(client.rows.weights(), start_weights(LIVE_1))
 
 
 def test_features_are_packed_without_loss_and_small():
@@ -216,7 +127,7 @@ def test_a_click_counts_once_and_a_prefetch_never(client, clock):
     assert state(client, found.impression) == "opened"
 
 
-def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
+def test_page_two_continues_with_the_rest_in_the_same_impression(client):
     found = client.search("orchard")
     assert found.pages == 4
     second = client.shown(found.impression, 2)
@@ -230,36 +141,6 @@ def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
     assert client.status().searches == 1
     with pytest.raises(NotFound):
         client.shown(found.impression, 5)
-
-
-@pytest.mark.long
-def test_two_pages_are_one_list_drawn_without_replacement():
-    """Lists of two pages come as often as one Plackett-Luce list of both; the first place is kept on page 1 alone."""
-    scores = np.array([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.3, 0.15], np.float32)
-    times = np.zeros(12)
-    for number in range(4_000):
-        _, shown = LEARNER.draw(np.ones(1, np.float32), scores[:, None].copy(), stream_of(5, number))
-        both = np.concatenate([shown, draw_more(scores, shown, LEARNER, stream_of(5, number, 2))])
-        assert sorted(both.tolist()) == list(range(12))
-        times[both[0]] += 1
-    rates = np.exp(scores / LEARNER.temperature)
-    expected = (1 - LEARNER.keep) * rates / rates.sum()
-    expected[10] += LEARNER.keep
-    np.testing.assert_allclose(times / 4_000, expected, atol=0.02)
-
-
-def test_equal_documents_gain_nothing_over_each_other_on_average():
-    """The first of two equal documents is kept in its place most of the time, and is not preferred for it."""
-    features = np.eye(2, dtype=np.float32)  # told apart by features of weight 0
-    scores, total, size = np.zeros(2, np.float32), np.zeros(2), 0.0
-    for shown, listed in (([0, 1], (1 + LEARNER.keep) / 2), ([1, 0], (1 - LEARNER.keep) / 2)):
-        for clicked, chance in (([True, False], 0.5), ([False, True], 0.25)):  # reads from the top, leaves at a click
-            change = np.zeros(2)
-            LEARNER.learn(change, Impression(features, scores, np.array(shown), np.array(clicked)))
-            total += listed * chance * change
-            size += listed * chance * np.abs(change).sum()
-    assert size > 1e-4
-    assert abs(total[0] - total[1]) < 1e-9 * size
 
 
 def test_coming_back_at_once_takes_the_click_back(client, clock):
@@ -289,18 +170,17 @@ def test_who_comes_again_after_a_click_taken_back_wants_it_after_all(client, clo
     client.open_document(found.impression, 2)
     assert client.rows.clicks(found.impression) == [click], "a click that stands is the first one"
     client.search("orchard")
-    assert state(client, found.impression) == "learned"
+    assert state(client, found.impression) == "closed"
 
 
 def test_one_accident_changes_nothing(client, clock):
-    before, order = weights(client), fixed_order(client, "orchard apple")
+    order = fixed_order(client, "orchard apple")
     found = client.search("orchard apple")
     client.open_document(found.impression, 3)
     clock.wait(2)
     client.shown(found.impression)
     clock.wait(3600)
     client.search("plum")
-    np.testing.assert_array_equal(weights(client), before)
     assert fixed_order(client, "orchard apple") == order
     assert client.status().bounced == 1
     assert client.status().clicks == 0
@@ -319,34 +199,12 @@ def test_three_clear_clicks_move_a_document_to_the_top_until_they_are_forgotten(
     order = fixed_order(client, query)
     for _ in range(3):
         open_wherever_it_is(client, clock, query, order[4])
-    assert client.rows.own_model()[2] == 3
     assert fixed_order(client, query)[0] == order[4]
     client.forget(query=query)
     assert fixed_order(client, query) == order
-    client.learn_setting("reset")
-    np.testing.assert_array_equal(weights(client), first_weights(client.features))
 
 
-def test_what_is_learned_is_not_in_use_and_a_repeated_search_teaches_less(client, clock):
-    in_use, steps, before = client.rows.model()[1], [], first_weights(client.features)
-    for _ in range(3):
-        found = client.search("orchard apple water")
-        one = client.rows.get(found.impression)
-        client.open_document(found.impression, 3)
-        clock.wait(60)
-        close(client, found.impression)
-        expected = before.copy()
-        learner = replace(LEARNER, rate=OWN_RATE / (len(steps) + 1))
-        learner.learn(expected, client.rows.as_impression(one))
-        np.testing.assert_array_equal(weights(client), expected)
-        steps.append(np.abs(expected - before).sum())
-        before = expected
-    np.testing.assert_array_equal(client.rows.model()[1], in_use)
-    assert all(steps)
-
-
-def test_by_default_lists_are_sorted_and_only_clicks_are_remembered(client, clock):
-    client.learn_setting("on")
+def test_lists_are_sorted_and_clicks_are_remembered(client, clock):
     found = client.search("orchard apple water")
     one = client.rows.get(found.impression)
     assert (one.kind, found.teaches) == ("plain", True)
@@ -355,34 +213,30 @@ def test_by_default_lists_are_sorted_and_only_clicks_are_remembered(client, cloc
     clock.wait(3600)
     again = client.search("apple orchard water")
     assert found.results[5].id in [result.id for result in again.results[:5]]
-    assert client.rows.own_model() is None
-    assert client.store.count("SELECT count(*) FROM models") == 1
 
 
-def test_what_was_learned_is_kept_over_a_restart(client, clock):
+def test_what_was_opened_is_remembered_over_a_restart(client, clock):
     found = client.search("orchard apple")
     client.open_document(found.impression, 3)
     clock.wait(60)
     close(client, found.impression)
-    learned = weights(client)
-    assert (learned != first_weights(client.features)).any()
-    assert state(client, found.impression) == "learned"
     client.close()
     with SearchClient(client.folder, clock=clock) as again:
-        np.testing.assert_array_equal(weights(again), learned)
         assert again.shown(found.impression).results == tuple(
             replace(result, clicked=result.position == 3) for result in found.results
         )
+        lifted = again.search("orchard apple").results
+        assert [result.id for result in lifted if result.before] == [found.results[3].id]
 
 
-def test_states_from_shown_to_learned(client, clock):
+def test_states_from_shown_to_closed(client, clock):
     first = client.search("orchard")
     client.open_document(first.impression, 2)
     second = client.search("orchard pear")
     assert state(client, first.impression) == "opened"  # a second ago: the person may come back
     clock.wait(10)
     third = client.search("orchard fig")
-    assert state(client, first.impression) == "learned"
+    assert state(client, first.impression) == "closed"
     clock.wait(29 * 60)
     client.status()
     assert state(client, second.impression) == "shown"
@@ -391,27 +245,17 @@ def test_states_from_shown_to_learned(client, clock):
     assert [state(client, one.impression) for one in (second, third)] == ["abandoned"] * 2
 
 
-def test_an_opened_list_is_learned_half_an_hour_later_without_any_search(client, clock):
+def test_an_opened_list_is_closed_half_an_hour_later_without_any_search(client, clock):
     found = client.search("orchard")
     client.open_document(found.impression, 2)
     clock.wait(29 * 60)
     assert client.status().impressions == {"opened": 1}
     clock.wait(60)
-    assert client.status().impressions == {"learned": 1}
-
-
-def test_what_waited_a_week_is_discarded(client, clock):
-    found = client.search("orchard")
-    client.open_document(found.impression, 2)
-    before = weights(client)
-    clock.wait(8 * 86_400)
-    client.search("plum")
-    assert state(client, found.impression) == "discarded"
-    np.testing.assert_array_equal(weights(client), before)
+    assert client.status().impressions == {"closed": 1}
 
 
 @pytest.mark.parametrize("how", ["kind", "date", "sort", "fixed", "engine"])
-def test_filtered_sorted_and_fixed_lists_teach_nothing(client, clock, how):
+def test_filtered_sorted_and_fixed_lists_are_plain(client, clock, how):
     if how in ("fixed", "engine"):
         client.settings.set_order(how)
     filters = {"kind": Filters(kind="file"), "date": Filters(since=1)}.get(how)
@@ -422,12 +266,6 @@ def test_filtered_sorted_and_fixed_lists_teach_nothing(client, clock, how):
     expected = best_order(one.scores) if how in ("kind", "date", "fixed") else np.arange(len(one.candidates))
     client.shown(found.impression, 2)
     np.testing.assert_array_equal(client.rows.get(found.impression).shown, expected[:20])
-    before = weights(client)
-    client.open_document(found.impression, 3)
-    clock.wait(3600)
-    client.status()
-    np.testing.assert_array_equal(weights(client), before)
-    assert state(client, found.impression) == "closed"
 
 
 def test_more_than_thirty_searches_a_minute_are_fast(client, clock):
@@ -435,9 +273,9 @@ def test_more_than_thirty_searches_a_minute_are_fast(client, clock):
         clock.wait(1)
         client.search("orchard")
     kinds = client.status().kinds_of_lists
-    assert kinds == {"pdgd": 30, "fast": 1}
+    assert kinds == {"plain": 30, "fast": 1}
     clock.wait(61)
-    assert client.rows.get(client.search("orchard").impression).kind == "pdgd"
+    assert client.rows.get(client.search("orchard").impression).kind == "plain"
 
 
 def test_learning_off_records_nothing(client, clock):
@@ -520,6 +358,6 @@ def test_why_adds_up_to_the_difference_in_scores(client):
     difference = sum(cause.share for cause in one.causes) - sum(cause.share for cause in two.causes)
     assert difference == pytest.approx(one.score - two.score, abs=1e-4)
     assert one.causes[0].feature == "engine"
-    assert len(one.causes) == 36  # features and rules
+    assert len(one.causes) == 7  # features with a weight, and two rules
     recorded: Recorded = client.rows.get(found.impression)
     assert [one.engine_position for one in explained] == recorded.shown.tolist()

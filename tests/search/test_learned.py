@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedrank.data.live_features import NAMES
+from fedrank.data.live_features import LIVE_1, NAMES
 from fedrank.ranking.gate import Team
-from fedrank.search.learned import IN_WORDS, sentences, what_was_learned, why_in_words
+from fedrank.search.impressions import start_weights
+from fedrank.search.learned import IN_WORDS, MEMORY, sentences, what_was_learned, why_in_words
 from fedrank.search.memory import EarlierClicks
+from fedrank.search.opponents import ENGINE, FORGETFUL
 from fedrank.search.results import Cause, Explained, Gone, NotFound, Result, Snippet
-from fedrank.search.trial import ENGINE, FORGETFUL
 from tests.search.made_up import Clock, opened
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
@@ -38,14 +40,13 @@ def open_at(client, clock, query, position):
     return found.results[position].id
 
 
-def an_explanation(*causes, position=0, engine=0, gone=False):
+def an_explanation(*causes, score=1.0, position=0, engine=0, gone=False):
     result = Result(7, position, "file", "A title", "/a", "", 0, Snippet(""), False, gone)
-    return Explained(result, 1.0, position, engine, tuple(Cause(*each) for each in causes))
+    return Explained(result, score, position, engine, tuple(Cause(*each) for each in causes))
 
 
-def test_every_feature_but_the_unused_ones_has_words():
-    assert set(NAMES) - set(IN_WORDS) == {"clicked for this query", "clicked", "opened lately"}
-    assert not set(IN_WORDS) - set(NAMES)
+def test_every_feature_with_a_weight_has_words():
+    assert {NAMES[feature] for feature in np.flatnonzero(start_weights(LIVE_1))} == set(IN_WORDS)
 
 
 def test_what_was_opened_comes_first_with_query_times_and_day(client, clock):
@@ -57,7 +58,7 @@ def test_what_was_opened_comes_first_with_query_times_and_day(client, clock):
     assert one.result.before
     assert said[0].startswith("You opened it ")
     assert "for “orchard apple”, last on 2023-11-1" in said[0]
-    assert said[-1].startswith("The search engine alone has it at ")
+    assert said[-1] == f"It moved up from position {one.engine_position + 1} in the search engine for that reason."
     others = [said for one, said in why.results if not one.result.before]
     assert others
     assert not any("You opened it" in " ".join(each) for each in others)
@@ -79,35 +80,59 @@ def test_clicks_that_were_deleted_since_are_said_to_be(client, clock):
 
 
 def test_sentences_by_hand():
-    one = an_explanation(
-        ("engine", 1.0, 1.2),
-        ("expanded bm25", 0.8, 0.9),
-        ("length", 0.4, -0.3),
-        ("depth", 0.4, 0.09),
-        position=0,
-        engine=4,
-    )
     clicks = [
         EarlierClicks(7, "roof bill", 1_700_000_000.0, 2, 1.0),
         EarlierClicks(7, "the roof", 1_700_000_000.0, 1, 0.6),
         EarlierClicks(7, "x", 1.0, 12, 0.5),
     ]
-    assert sentences(one, clicks) == [
+    there = an_explanation(position=4, engine=4)
+    assert sentences(there, clicks) == [
         "You opened it twice for “roof bill”, last on 2023-11-14.",
         "You opened it once for the similar words “the roof”, last on 2023-11-14.",
         "You also opened it for 1 other query.",
-        "Compared with the other results, it moved up because of its score in the search engine and the words that the "
-        "best results have in common.",
-        "It moved down because of its length.",
-        "The search engine alone has it at position 5.",
+        "The search engine has it at this position, too.",
     ]
-    assert sentences(an_explanation(), []) == ["The search engine alone has it at this position, too."]
     assert sentences(an_explanation(gone=True), clicks) == []
-    forgotten = an_explanation(("opened before", 0.5, 3.0))
-    assert "those clicks no longer count" in sentences(forgotten, [])[0]
-    assert len(sentences(forgotten, [], causes=False)) == 1
-    best = an_explanation(("best of the engine", 1.0, 0.7))
-    assert sentences(best, [])[0].startswith("The 2 best results of the search engine stay first unless")
+    assert sentences(an_explanation(engine=4), []) == ["The search engine alone has it at position 5."], "by date"
+
+
+def test_a_move_is_explained_by_what_separates_it_from_the_results_that_it_passed():
+    up = an_explanation(
+        ("engine", 1, 0.2), ("near pairs", 1, 0.9), ("title precision", 1, 0.4), score=3.0, position=0, engine=2
+    )
+    first = an_explanation(
+        ("engine", 1, 0.6), ("near pairs", 1, 0.1), ("title precision", 1, 0.4), score=2.0, position=1
+    )
+    second = an_explanation(
+        ("engine", 1, 0.4), ("near pairs", 1, 0.3), ("title precision", 1, 0.0), score=1.0, position=2, engine=1
+    )
+    shown = (up, first, second)
+    near, title = "how many of your words are near each other", IN_WORDS["title precision"]
+    # Gaps: near pairs .9 - .2, title precision .4 - .2, engine .2 - .5.
+    assert sentences(up, [], shown) == [
+        f"It moved up from position 3 in the search engine because of {near} and {title}."
+    ]
+    assert sentences(first, [], shown) == [
+        f"It moved down from position 1 in the search engine, because others are ahead in {near}."
+    ]
+    assert sentences(second, [], shown) == [
+        f"It moved down from position 2 in the search engine, because others are ahead in {near} and "
+        + title.replace("its", "their")
+        + "."
+    ]
+    better = replace(first, score=4.0)  # passed only because the list mixes two orders
+    assert sentences(better, [], (up, better)) == ["It moved down from position 1 in the search engine."]
+
+
+def test_a_move_because_of_earlier_clicks():
+    up = an_explanation((MEMORY, 1, 3.0), ("near pairs", 1, 0.9), score=3.0, position=0, engine=1)
+    down = an_explanation((MEMORY, 1, -0.1), ("near pairs", 1, 0.1), score=1.0, position=1, engine=0)
+    clicks = [EarlierClicks(7, "roof", 1_700_000_000.0, 1, 1.0)]
+    assert sentences(up, clicks, (up, down))[-1] == "It moved up from position 2 in the search engine for that reason."
+    assert sentences(up, [], (up, down))[-1].endswith("you had opened it before; those clicks no longer count.")
+    assert sentences(down, [], (up, down)) == [
+        "It moved down from position 1 in the search engine, below results that you opened before."
+    ]
 
 
 def test_how_a_list_was_made_is_said(client, clock):
@@ -118,9 +143,7 @@ def test_how_a_list_was_made_is_said(client, clock):
     assert order(sort="date") == "This list is sorted by date."
     client.settings.set_order("engine")
     assert order() == "This list is in the order of the search engine."
-    client.settings.set_order("drawn")
-    client.learn_setting("weights")
-    assert "sometimes swap" in order()
+    client.settings.set_order("learned")
     assert why_in_words(client, client.search("nothinglikeit").impression).results == ()
 
 
@@ -176,38 +199,26 @@ def test_the_difference_to_the_engine_by_week_by_hand(client, clock):
 
 def test_lists_mixed_with_the_engine_are_counted_for_whom_they_were_won(client, clock, monkeypatch):
     for share in ("SHARE", "MEMORY_SHARE"):
-        monkeypatch.setattr(f"fedrank.search.trial.{share}", 1.0)
+        monkeypatch.setattr(f"fedrank.search.opponents.{share}", 1.0)
     for team in (Team.OLD, Team.OLD, Team.NEW):
         found = client.search("orchard apple")
         teams = client.rows.get(found.impression).teams
         client.open_document(found.impression, int(np.flatnonzero(teams == team)[0]))
         clock.wait(3600)
     learned = what_was_learned(client)
-    rows = client.store.rows("SELECT trial, teams FROM impressions WHERE kind = 'interleaved' AND state = 'closed'")
-    assert [trial for trial, _ in rows] == [ENGINE, FORGETFUL, FORGETFUL], "then there is a memory to compare"
+    rows = client.store.rows("SELECT opponent, teams FROM impressions WHERE kind = 'interleaved' AND state = 'closed'")
+    assert [opponent for opponent, _ in rows] == [ENGINE, FORGETFUL, FORGETFUL], "then there is a memory to compare"
     assert (learned.wins, learned.losses) == (2, 1)
 
 
 def test_forgetting_what_was_learned_leaves_documents_and_nothing_else(client, clock):
-    client.learn_setting("weights")
     for _ in range(3):
         open_at(client, clock, "orchard xylophonist", 3)
-    client.trials.begin(client.rows.model()[1] + 1.0, "federation friends, run 1")
     before = client.status()
-    assert client.store.count("SELECT count(*) FROM models") > 2
     gone = client.forget(learned=True)
     assert (gone.documents, gone.impressions, gone.clicks) == (0, before.searches, before.clicks)
     after = client.status()
-    assert (after.documents, after.searches, after.clicks, after.learned_from) == (before.documents, 0, 0, 0)
+    assert (after.documents, after.searches, after.clicks) == (before.documents, 0, 0)
     assert what_was_learned(client).remembered == ()
-    assert client.trials.knows("federation friends, run 1"), "it is not tried again"
-    assert client.store.count("SELECT count(*) FROM models WHERE origin NOT LIKE 'federation %'") == 1
     assert not any(b"xylophonist" in path.read_bytes() for path in client.folder.rglob("*") if path.is_file())
     assert not any(result.before for result in client.search("orchard apple").results)
-
-
-def test_forgetting_an_own_model_on_trial(client, clock):
-    client.trials.begin(client.rows.model()[1] + 1.0, "own searches until 3")
-    client.forget(learned=True)
-    assert client.status().trial is None
-    client.trials.begin(client.rows.model()[1] + 1.0, "another")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedrank.data.live_features import LIVE_1
+from fedrank.ranking.gate import Team
 from fedrank.search.lists import MAX_UNRECORDED, UNRECORDED, ResultLists
+from fedrank.search.opponents import ENGINE
 from fedrank.search.results import Filters, NotFound
-from fedrank.search.trial import Trials
 from tests.search.made_up import Clock
 from tests.search.stored import candidates, query, stored
 
@@ -20,9 +22,7 @@ def clock():
 @pytest.fixture
 def lists(tmp_path, clock):
     rows = stored(tmp_path)
-    with rows.store.writing():
-        rows.store.set(learn_weights=1)
-    yield ResultLists(rows, Trials(rows, clock))
+    yield ResultLists(rows)
     rows.store.close()
 
 
@@ -31,12 +31,11 @@ def learning(lists, on):
         lists.store.set(learn=int(on))
 
 
-def test_a_list_that_is_drawn_is_recorded_and_drawn_by_its_number(lists, clock):
+def test_a_list_is_sorted_recorded_and_numbered(lists, clock):
     found, raw = candidates(30)
     first, second = (lists.add(query("orchard", clock), found, raw) for _ in range(2))
-    assert (first.kind, first.number, second.number) == ("pdgd", 0, 1)
-    assert len(first.shown) == 10
-    assert first.shown.tolist() != second.shown.tolist()
+    assert (first.kind, first.number, second.number) == ("plain", 0, 1)
+    assert first.shown.tolist() == second.shown.tolist() == list(range(10))
     again = lists.get(first.id)
     assert again.shown.tolist() == first.shown.tolist()
     assert again.raw is not None
@@ -51,10 +50,10 @@ def test_a_list_that_was_limited_is_plain(lists, clock, more):
 
 def test_the_thirty_first_list_of_a_minute_is_fast(lists, clock):
     kinds = [lists.add(query("orchard", clock), *candidates(2)).kind for _ in range(31)]
-    assert kinds == ["pdgd"] * 30 + ["fast"]
+    assert kinds == ["plain"] * 30 + ["fast"]
 
 
-@pytest.mark.parametrize("order", ["drawn", "fixed", "engine"])
+@pytest.mark.parametrize("order", ["learned", "fixed", "engine"])
 @pytest.mark.parametrize("learns", [True, False])
 def test_pages_together_show_every_candidate_once(lists, clock, order, learns):
     lists.settings.set_order(order)
@@ -64,8 +63,7 @@ def test_pages_together_show_every_candidate_once(lists, clock, order, learns):
     assert longer.shown[:10].tolist() == one.shown.tolist()
     assert sorted(longer.shown.tolist()) == list(range(25))
     assert lists.get(one.id).shown.tolist() == longer.shown.tolist()
-    if order != "drawn":
-        assert longer.shown.tolist() == list(range(25))
+    assert longer.shown.tolist() == list(range(25))
 
 
 def test_without_learning_lists_stay_in_memory_for_a_while(lists, clock):
@@ -81,13 +79,12 @@ def test_without_learning_lists_stay_in_memory_for_a_while(lists, clock):
         lists.get(ids[-1])
 
 
-def test_a_model_on_trial_that_is_past_its_replay_shares_lists(lists, clock):
-    lists.trials.begin(np.zeros(len(lists.rows.features.names)), "a friend")
-    assert lists.add(query("orchard", clock), *candidates(8)).kind == "pdgd"
-    with lists.store.writing():
-        lists.store.set(trial_phase="draft")
-    one = lists.add(query("orchard", clock), *candidates(8))
-    assert one.kind == "interleaved"
-    assert one.teams is not None
-    assert len(one.teams) == len(one.shown) == 8
-    assert one.trial == lists.trials.on_trial().id
+def test_a_list_with_an_opponent_says_which_order_chose_each_result(lists, clock, monkeypatch):
+    monkeypatch.setattr("fedrank.search.opponents.SHARE", 1.0)
+    found, raw = candidates(8)
+    raw[:, LIVE_1.names.index("near pairs")] = np.linspace(0, 1, 8)
+    one = lists.get(lists.add(query("orchard", clock), found, raw).id)
+    assert (one.kind, one.opponent) == ("interleaved", ENGINE)
+    assert sorted(one.shown.tolist()) == list(range(8))
+    assert len(one.teams) == 8
+    assert {Team.NEW, Team.OLD} <= {*one.teams.tolist()}

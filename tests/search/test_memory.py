@@ -10,7 +10,6 @@ import pytest
 from fedrank.data.live_features import LIVE_1
 from fedrank.search.lists import ResultLists
 from fedrank.search.memory import LEAST, LIFT, ClickMemory, likeness
-from fedrank.search.trial import Trials
 from tests.search.made_up import Clock
 from tests.search.stored import candidates, query, stored
 
@@ -25,7 +24,7 @@ def clock():
 @pytest.fixture
 def lists(tmp_path, clock):
     rows = stored(tmp_path, TEXTS)
-    yield ResultLists(rows, Trials(rows, clock))
+    yield ResultLists(rows)
     rows.store.close()
 
 

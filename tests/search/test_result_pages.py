@@ -12,7 +12,6 @@ from fedrank.search.impressions import Clicked
 from fedrank.search.lists import ResultLists
 from fedrank.search.result_pages import ResultPages, count_pages, explain
 from fedrank.search.results import Gone, NotFound
-from fedrank.search.trial import Trials
 from tests.search.made_up import Clock
 from tests.search.stored import candidates, query, stored
 
@@ -29,7 +28,7 @@ def rows(tmp_path):
 @pytest.fixture
 def one(rows):
     clock = Clock()
-    return ResultLists(rows, Trials(rows, clock)).add(query("orchard apple", clock), *candidates(12))
+    return ResultLists(rows).add(query("orchard apple", clock), *candidates(12))
 
 
 @pytest.fixture
@@ -77,9 +76,8 @@ def test_causes_of_a_list_add_up_to_differences_of_scores(rows, pages, one):
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_the_rule_for_the_engines_two_best_results_is_a_cause(rows, pages, one):
-    with rows.store.writing():
-        rows.store.set(model=rows.new_model(0.0, "inverted", -np.eye(len(LIVE_1.names))[0]))
+def test_the_rule_for_the_engines_two_best_results_is_a_cause(rows, pages, one, monkeypatch):
+    monkeypatch.setattr(rows, "weights", lambda: -np.eye(len(LIVE_1.names))[0])
     found = explain(rows, one, pages.results(one, range(len(one.shown)), ()))
     kept = {e.engine_position for e in found for c in e.causes if c.feature == "best of the engine" and c.value}
     assert kept == {0, 1}

@@ -9,7 +9,7 @@ import pytest
 
 from fedrank.data.live_features import LIVE_1
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import ImpressionRows, first_weights
+from fedrank.search.impressions import ImpressionRows, start_weights
 from fedrank.search.results import SearchError
 from fedrank.search.settings import SearchSettings, begin, features_of
 from fedrank.search.store import Store
@@ -23,12 +23,12 @@ def store(tmp_path):
     made.close()
 
 
-def test_a_folder_learns_and_draws_its_lists_until_told_otherwise(store):
+def test_a_folder_learns_and_mixes_its_lists_until_told_otherwise(store):
     settings = SearchSettings(store)
-    assert (settings.learns, settings.order) == (True, "drawn")
+    assert (settings.learns, settings.order) == (True, "learned")
     settings.set_order("engine")
     assert SearchSettings(store).order == "engine"
-    with pytest.raises(SearchError, match="must be drawn, fixed or engine"):
+    with pytest.raises(SearchError, match="must be learned, fixed or engine"):
         settings.set_order("random")
 
 
@@ -36,11 +36,9 @@ def test_a_new_folder_begins_once(store):
     rows, clock = ImpressionRows(store, LIVE_1), Clock()
     begin(rows, clock)
     chance = store.setting("chance")
-    np.testing.assert_array_equal(rows.model()[1], first_weights(LIVE_1))
     clock.wait(60)
     begin(rows, clock)
     assert store.setting("chance") == chance
-    assert store.count("SELECT count(*) FROM models") == 1
     assert store.setting("created") == clock() - 60
 
 
@@ -73,28 +71,58 @@ def test_threads_take_turns_at_the_store(store):
     assert seen == ["engine"]
 
 
-def test_a_folder_of_format_1_keeps_its_clicks_and_gets_the_start_weights(tmp_path):
-    """Its model had learned features of earlier clicks, which are a rule now."""
+# What format 3 had and format 4 does not; in format 1 there was no memory and no agent.
+BACK_TO_3 = """
+    CREATE TABLE vectors (document INTEGER, encoder TEXT, vector BLOB);
+    CREATE TABLE written_to (document INTEGER, address TEXT);
+    ALTER TABLE documents ADD COLUMN depth INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE models (id INTEGER PRIMARY KEY, origin TEXT);
+    CREATE TABLE sent (id INTEGER PRIMARY KEY, what TEXT);
+    INSERT INTO sent VALUES (1, 'a message of an earlier version');
+    DROP INDEX impressions_by_opponent;
+    ALTER TABLE impressions RENAME COLUMN opponent TO trial;
+    CREATE INDEX impressions_by_trial ON impressions (trial) WHERE trial IS NOT NULL;
+    ALTER TABLE impressions ADD COLUMN model INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE impressions ADD COLUMN temperature REAL NOT NULL DEFAULT 0.15;
+    ALTER TABLE impressions ADD COLUMN keep REAL NOT NULL DEFAULT 0.9;
+    UPDATE impressions SET kind = 'pdgd', state = 'learned', trial = 7;
+    INSERT INTO settings VALUES ('order', 'drawn'), ('model', 1), ('own_model', 7), ('trial_phase', 'replay');
+    PRAGMA user_version = 3;
+"""
+BACK_TO_1 = """
+    DROP INDEX impressions_with_features;
+    ALTER TABLE impressions DROP COLUMN memory;
+    DROP TABLE agent_folders;
+    DROP TABLE agent_searches;
+    PRAGMA user_version = 1;
+"""
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_folder_of_an_earlier_format_keeps_its_clicks_and_its_record_of_what_was_sent(tmp_path, version):
     clock = Clock()
     with opened(tmp_path, clock) as client:
         found = client.search("orchard apple water")
         client.open_document(found.impression, 5)
-        clock.wait(60)
-        client.trials.begin(np.ones(34), "a friend")
-        with client.store.writing():
-            client.store.set(model=client.rows.new_model(0.0, "learned in format 1", np.full(34, 2.0)))
-            client.store.db.execute("DROP INDEX impressions_with_features")
-            client.store.db.execute("ALTER TABLE impressions DROP COLUMN memory")
-            client.store.db.execute("DROP TABLE agent_folders")
-            client.store.db.execute("DROP TABLE agent_searches")
-            client.store.db.execute("PRAGMA user_version = 1")
+        clock.wait(3600)
+        client.status()
+        client.store.db.executescript(BACK_TO_3 + (BACK_TO_1 if version == 1 else ""))
         chance = client.store.setting("chance")
+    shared = tmp_path / "store" / "federation" / "searches"
+    shared.mkdir(parents=True)
+    (shared / "000000000001").write_bytes(b"recorded for a federation")
     for _ in range(2):  # once and again
         with SearchClient(tmp_path / "store", clock=clock) as client:
-            np.testing.assert_array_equal(client.rows.model()[1], first_weights(LIVE_1))
+            np.testing.assert_array_equal(client.rows.weights(), start_weights(LIVE_1))
             assert client.store.setting("chance") == chance
             status = client.status()
-            assert (status.clicks, status.impressions, status.trial.state) == (1, {"discarded": 1}, "stopped")
+            assert (status.clicks, status.impressions, status.order) == (1, {"closed": 1}, "learned")
+            assert client.rows.get(found.impression).kind == "plain"
             assert client.shown(found.impression).results[5].clicked
             assert client.lists.memory.lifts(LIVE_1.query("orchard apple water"), [found.results[5].id]) == [3]
-            assert client.store.count("SELECT count(*) FROM models") == 4
+            assert client.store.rows("SELECT what FROM sent") == [("a message of an earlier version",)]
+            assert not client.store.rows(
+                "SELECT 1 FROM sqlite_master WHERE name IN ('vectors', 'written_to', 'models')"
+            )
+            assert not shared.exists()
+            client.settings.set_order("learned")

@@ -21,8 +21,6 @@ from fedrank.cli.shared import (
     print_json,
     print_line,
     print_note,
-    print_outcome,
-    print_sections,
     progress,
 )
 from fedrank.display import count_of
@@ -56,7 +54,6 @@ def search_index(
     bookmarks: Annotated[
         list[Path] | None, typer.Option(help="Bookmarks exported from a browser; may be repeated.")
     ] = None,
-    encoder: Annotated[Path | None, typer.Option(help="Text encoder as an ONNX file, for two more features.")] = None,
     language: Annotated[
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
     ] = None,
@@ -72,15 +69,13 @@ def search_index(
     from fedrank.search.render import skipped_counts
 
     if remove:
-        if paths or bookmarks or encoder or watch:
+        if paths or bookmarks or watch:
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
                 print_line(f"{path}: {count_of(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
-        if encoder is not None:
-            client.vectors.use(encoder)
         with progress(quiet) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _print_indexed(done)
@@ -156,7 +151,7 @@ def search_status(
     as_json: AsJson = False,
     folder: Home = None,
 ) -> None:
-    """Show documents, queries, clicks, the model, and all data that have left the device."""
+    """Show documents, queries, clicks and settings."""
     if skipped + learned + (why is not None) + (ubi is not None) > 1:
         raise ValueError("give only one of --skipped, --learned, --why and --ubi")
     with _client(folder) as client:
@@ -192,13 +187,13 @@ def search_forget(
     ] = False,
     since: Annotated[str | None, typer.Option(help="Delete all queries since this day, such as 2026-01-31.")] = None,
     learned: Annotated[
-        bool, typer.Option("--learned", help="Delete all queries, clicks and learned weights; the documents stay.")
+        bool, typer.Option("--learned", help="Delete all queries and clicks; the documents stay.")
     ] = False,
-    all: Annotated[bool, typer.Option("--all", help="Delete documents, queries, clicks and the model.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Delete documents, queries and clicks.")] = False,
     yes: Yes = False,
     folder: Home = None,
 ) -> None:
-    """Delete queries, clicks or documents. The model keeps what it learned until `fedrank search learn reset`."""
+    """Delete queries, clicks or documents."""
     from fedrank.search.results import NotFound
 
     if (query is not None) + (document is not None) + (since is not None) + learned + all != 1:
@@ -209,7 +204,7 @@ def search_forget(
     if learned and not yes:
         typer.confirm("Delete all queries and clicks, and what was learned from them?", abort=True)
     if all and not yes:
-        typer.confirm("Delete the index, all queries and clicks, and the model?", abort=True)
+        typer.confirm("Delete the index, and all queries and clicks?", abort=True)
     with _client(folder) as client:
         try:
             gone = client.forget(
@@ -226,26 +221,21 @@ def search_forget(
             print_line(f"  {text}")
 
 
-@search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
+@search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn on")
 def search_learn(
     setting: Annotated[
         str,
-        typer.Argument(
-            metavar="on|weights|off|reset",
-            help="on (remember what is opened); weights (also learn a model); off (nothing is recorded); or reset.",
-        ),
+        typer.Argument(metavar="on|off", help="on (remember what is opened) or off (nothing is recorded)."),
     ],
     folder: Home = None,
 ) -> None:
-    """Turn learning from clicks on or off, or reset the model."""
+    """Turn learning from clicks on or off."""
     said = {
         "on": "Learning is on: queries and clicks are recorded on this device, and what you open moves up.",
-        "weights": "Learning is on, also of weights: close results sometimes swap; the learned model is tried first.",
         "off": "Learning is off: queries and clicks are not recorded.",
-        "reset": "The model is reset. Queries and clicks stay; `fedrank search forget` deletes them.",
     }
     if setting not in said:
-        raise ValueError(f"the setting must be on, weights, off or reset (got {setting!r}); nothing was changed")
+        raise ValueError(f"the setting must be on or off (got {setting!r}); nothing was changed")
     with _client(folder) as client:
         client.learn_setting(setting)  # type: ignore[arg-type]  # checked above
     print_line(said[setting])
@@ -293,83 +283,6 @@ def search_mcp(
             search_tools(agents).run("stdio")
 
 
-@search_app.command(
-    "join",
-    epilog="Examples:  after fedrank deploy join:  fedrank search join anna  ·  show the plans and accept:  fedrank "
-    "search join anna",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # those of file: had other options
-)
-def search_join(
-    context: typer.Context,
-    federation: Annotated[str, typer.Argument(help="Home made by fedrank deploy join.")],
-    yes: Yes = False,
-    folder: Home = None,
-) -> None:
-    """Train with others: show what leaves this device, its privacy budget and the benefit to expect; accept plans."""
-    from fedrank.search import joining
-
-    if context.args and not federation.startswith(joining.PREFIX):
-        raise typer.BadParameter(f"unexpected: {' '.join(context.args)}; nothing was sent")
-    site = joining.site_of(federation)
-    with _client(folder, begin=True) as client:
-        if joining.state_of(client, site):
-            _continue(client, site, yes)
-        else:
-            _join_network(client, site, yes)
-
-
-@search_app.command("leave", epilog="Example:  fedrank search leave --because 'enough'")
-def search_leave(
-    because: Annotated[str, typer.Option(help="Reason; the other members can read it.")] = "",
-    yes: Yes = False,
-    folder: Home = None,
-) -> None:
-    """Leave the federation. This device sends nothing more; what it sent cannot be recalled."""
-    from fedrank.search.joining import check_joined, leave
-
-    with _client(folder) as client:
-        check_joined(client)
-        if not yes:
-            typer.confirm("Leave the federation? You cannot join again under this name.", abort=True)
-        leave(client, because)
-    print_line("Left. Recorded queries were deleted; the ledger and the list of sent data stay.")
-
-
-@search_app.command("aggregate", epilog="Example:  fedrank search aggregate --home coordinator --epsilon 4")
-def search_aggregate(
-    home: Annotated[Path, typer.Option(help="Folder of the coordinator, made by fedrank deploy init.")],
-    epsilon: Annotated[float, typer.Option(help="Maximum privacy budget ε of all rounds, per person.")] = 8.0,
-    name: Annotated[str, typer.Option(help="Name of the run.")] = "searches",
-    quiet: Quiet = False,
-) -> None:
-    """Train with all members, as their coordinator, if they are enough for this ε. Run it again to continue.
-
-    Every person takes part in one of few rounds. Secure aggregation shows only the sum of a round.
-    """
-    from fedrank.deploy.transport import shared_folder
-    from fedrank.experiments.runner.stop_signals import stop_requested
-    from fedrank.search.coordinator import aggregate
-    from fedrank.search.joining import DEVICE_NOISE
-
-    if shared_folder(home) is not None:
-        raise ValueError(
-            f"{home} is a federation in a shared folder, but searches are trained over a network only, because "
-            f"{DEVICE_NOISE}; create one with fedrank deploy init --host; nothing was planned"
-        )
-    print_note("quality is measured on generated documents; it reveals a broken model, not the quality for your users")
-    runs = home / "runs"
-    with progress(quiet) as report, stop_requested() as stop:
-        results = aggregate(home, runs, name, epsilon, stop, report, print_line)
-    print_outcome(results, runs / name)
-
-
-_NEVER_LEAVES = (
-    "Documents, queries and clicks never leave this device. The coordinator learns whether you searched at least 30 "
-    "times since the last round. Queries from before you joined are not used."
-)
-_WHEN_ANSWERED = "Requests are answered while `fedrank search serve` or `fedrank deploy start --home {}` runs."
-
-
 def _client(folder: Path | None, serve: bool = False, language: str | None = None, begin: bool = False) -> SearchClient:
     """The search client of a folder. Only a command that may `begin` one creates a folder that was given."""
     from fedrank.search.client import SearchClient
@@ -377,45 +290,6 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
     if folder is not None and not begin and not folder.expanduser().is_dir():
         raise FileNotFoundError(f"no folder {folder}; give the folder that `fedrank search index` made with --folder")
     return SearchClient(folder or default_folder(), serve=serve, language=language)
-
-
-def _continue(client: SearchClient, site: Path, yes: bool) -> None:
-    """Show the plans and ask for consent."""
-    from fedrank.deploy.show import about_plan
-    from fedrank.search import joining
-
-    for plan, view in joining.open_plans(client):
-        print_sections(about_plan(view))
-        if view.refused:
-            continue  # the sections contain the reason; it cannot be accepted
-        if yes or typer.confirm("Did each member read you their fingerprint by telephone? Participate in this run?"):
-            joining.agree(client, plan)
-        else:
-            joining.decline(client, plan)
-    joining.take_part(client)
-    print_line(_WHEN_ANSWERED.format(site))
-
-
-def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
-    from fedrank.search.coordinator import EXPECTED, people_needed
-    from fedrank.search.joining import join_network, server
-
-    there = server(client, site)
-    print_line(f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}")
-    print_line("Nothing leaves this device now. While the site runs, it is connected to that server, which sees that.")
-    print_line(
-        f"Later, only for runs that you accept: one update, from 30 queries or more, with a share of the noise that is "
-        f"added on this device; the server sees only the sum over many people. The total privacy budget is at most "
-        f"ε = {there.epsilon:g} (δ = {there.delta:g}). Runs with fewer than {people_needed(there.epsilon):,} people "
-        "are refused, since chance and noise could do harm."
-    )
-    print_line(EXPECTED)
-    print_line(_NEVER_LEAVES)
-    if not yes:
-        typer.confirm("Participate with your queries?", abort=True)
-    join_network(client, site)
-    print_line(_WHEN_ANSWERED.format(site))
-    print_line(f"When a run is planned, show and accept it: fedrank search join {site}")
 
 
 def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None:
@@ -450,9 +324,10 @@ def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None
         count_of(learned.clicks, "click"),
     )
     print_line(f"From {searches} and {clicks}")
-    print_line(f"Weights: {learned.model}")
     if learned.given_up:
-        print_line("Earlier clicks do not count any more: mixed lists showed that the order without them was better")
+        print_line("Earlier clicks do not count any more: in mixed lists, the order without them won")
+    if learned.uses_engine:
+        print_line("The order of the search engine is used: it won in mixed lists")
     for each in learned.remembered:
         print_line(f"For {each.query!r} you opened {each.title or 'Untitled'} ({each.clicks:,}, {day(each.time)})")
     if learned.weeks:
@@ -487,14 +362,9 @@ def _print_indexed(done: Indexed) -> None:
 
 
 def _print_status(status: SearchStatus) -> None:
-    from fedrank.search.render import ORDERS, kind_counts, moment, size, skipped_counts
+    from fedrank.search.render import ORDERS, kind_counts, size, skipped_counts
 
-    changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5] if status.learned_from else []
     week = status.weeks[-1] if status.weeks else None
-    replay = [
-        f"{name} {value:.0f}" if name == "searches" else f"{name} {value:.3f}" for name, value in status.replay.items()
-    ]
-    trial = status.trial
     lines = [
         ("Documents", f"{status.documents:,}" + (f" ({kind_counts(status.kinds)})" if status.kinds else "")),
         ("From", ", ".join(status.roots) or "nothing yet; use fedrank search index ~/Documents"),
@@ -503,25 +373,13 @@ def _print_status(status: SearchStatus) -> None:
         ("Queries", f"{status.searches:,}"),
         ("Clicks", f"{status.clicks:,}; {status.bounced:,} more ended within five seconds and do not count"),
         ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order: {ORDERS[status.order][0]}"),
-        ("Model", f"{status.model}; features {status.feature_set}"),
-        ("Changed most", ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)),
         (
             "Last week",
             f"{week.searches:,} queries, {week.first:,} with a click at the top, {week.clicked:,} with a click"
             if week
             else "",
         ),
-        ("Clicked, 1/log2", ", ".join(replay)),
-        ("Interleaved lists", ", ".join(f"{name} {value:.3g}" for name, value in status.interleaved.items())),
-        (
-            "On trial",
-            f"{trial.origin}: {trial.state}; {trial.kept:,} queries counted, {trial.wins:,} won, {trial.losses:,} lost"
-            if trial
-            else "",
-        ),
         ("Folder", f"{status.folder}, {size(status.disk_bytes)}"),
-        ("Sent", f"{status.sent_bytes:,} bytes" + ("" if status.sent else ": nothing has left this device")),
-        *(("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent),
     ]
     lines = [(name, text) for name, text in lines if text]
     wide = max(len(name) for name, _ in lines) + 2

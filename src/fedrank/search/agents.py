@@ -114,11 +114,10 @@ class AgentSearch:
             documents = found.documents.tolist()
             order = np.arange(len(documents))
             if client.settings.order != "engine":
-                _, weights = client.rows.model()
                 lifts = np.maximum(
                     client.lists.memory.lifts(request.terms, documents), self._lifts(request.terms, documents)
                 )
-                order = best_order(client.rows.scores(weights, raw, lifts))
+                order = best_order(client.rows.scores(client.rows.weights(), raw, lifts))
             shown = [documents[place] for place in order[:limit].tolist()]
             id = secrets.token_urlsafe(12)
             with self.store.writing():

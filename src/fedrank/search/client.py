@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from fedrank.files import locked
 from fedrank.progress import Progress, quiet
-from fedrank.search import sharing, ubi
-from fedrank.search.encoder import DocumentVectors
+from fedrank.search import ubi
 from fedrank.search.forgetting import (
     MAX_QUERY_LENGTH,
     forget_document,
@@ -24,7 +23,7 @@ from fedrank.search.forgetting import (
     forget_learned,
     forget_searches,
 )
-from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_weights, warm_up
+from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, warm_up
 from fedrank.search.index import Candidacy, Engine
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists, raw_features, still_there
@@ -46,17 +45,15 @@ from fedrank.search.results import (
     Sort,
     UbiFiles,
 )
-from fedrank.search.settings import START, SearchSettings, begin, check_language, features_of
-from fedrank.search.sharing import SentRecord
+from fedrank.search.settings import SearchSettings, begin, check_language, features_of
 from fedrank.search.status import empty_roots, list_skipped, missing_roots, skipped_files, status_of
 from fedrank.search.store import Store
-from fedrank.search.trial import Trials
 
 FOLLOW_EVERY = 5_000  # documents between index updates; makes a long first run searchable early
 
 
 class SearchClient:
-    """One person's documents, searches and clicks, in one private folder.
+    """One person's documents, searches and clicks, in one private folder. Nothing is sent.
 
     All methods are thread-safe. Data is on disk before a method returns. Problems that the user can solve raise
     `SearchError`; `NotFound` corresponds to HTTP 404 and `Gone` to 410.
@@ -87,17 +84,14 @@ class SearchClient:
                 closing.enter_context(locked(self.folder / "serve.lock", f"the search in {self.folder}"))
             self.features = features_of(self.store, language)
             self.rows = ImpressionRows(self.store, self.features)
-            self.trials = Trials(self.rows, clock)
-            self.sent = SentRecord(self.store, self.folder)
             self.settings = SearchSettings(self.store)
             begin(self.rows, clock)
-            self.vectors = DocumentVectors(self.store)
             self.engine = Engine(self.store, self.features)
-            self.lists = ResultLists(self.rows, self.trials)
+            self.lists = ResultLists(self.rows)
             self.pages = ResultPages(self.store, self.features)
             self._closing = closing.pop_all()
         if serve:  # compile in the background; the store is not used
-            threading.Thread(target=warm_up, args=(self.rows,), daemon=True).start()
+            threading.Thread(target=warm_up, args=(self.features,), daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +123,7 @@ class SearchClient:
                 remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
             progress("prepare", 0, 1, "compiling once on this machine, about 30 seconds")
-            warm_up(self.rows)
+            warm_up(self.features)
             progress("prepare", 1, 1)
             with self.store.turn:
                 collector = Collector(
@@ -137,7 +131,6 @@ class SearchClient:
                 )
             counts = collector.collect(roots)
             self.engine.follow()
-            self.vectors.make_missing(progress)
         with self.store.turn:
             documents = self.store.count("SELECT count(*) FROM documents")
             progress("index", 1, 1, f"{documents:,} documents")
@@ -181,23 +174,17 @@ class SearchClient:
         terms = self.features.engine_terms(request.text)
         found = self.engine.candidates_for(terms, request.filters, request.sort == "date", among)
         found, rows = still_there(self.store, found)
-        raw = raw_features(
-            self.store, self.features, self.vectors.encoder, request.terms, request.text, found, rows, request.time
-        )
-        return found, raw
+        return found, raw_features(self.store, self.features, request, found, rows)
 
     def _settle(self, now: float, searching: bool) -> None:
-        """Update the state of all impressions, learn from closed ones, and evaluate the model on trial."""
-        learning = self.settings.learns_weights
-        closed = self.rows.settle(now, searching, learning and self.trials.phase != "replay")
-        self.trials.judge(closed)
-        if learning:
-            self.trials.try_own()
+        """Update the state of all impressions, and judge the opponents."""
+        if closed := self.rows.settle(now, searching):
+            self.lists.opponents.judge(closed)
 
     def shown(self, impression: int, page: int = 1) -> Shown:
         """A page of an impression; repeated calls return the same results.
 
-        A page that was not requested before is drawn from the remaining candidates, after all pages before it.
+        A page that was not requested before continues with the remaining candidates.
         Returning within five seconds of a click marks that click as bounced.
         """
         with self.store.turn:
@@ -248,7 +235,7 @@ class SearchClient:
         return one
 
     def why(self, impression: int) -> tuple[Explained, ...]:
-        """Explain the order of all results shown so far, from the top, with the current model."""
+        """Explain the order of all results shown so far, from the top, with the weights in use."""
         with self.store.turn:
             one = self.lists.get(impression)
             clicked = {click.position for click in self.lists.clicks(one)}
@@ -257,11 +244,10 @@ class SearchClient:
     # status and settings
 
     def status(self) -> SearchStatus:
-        """Documents, searches, the learned model, and all data that was ever sent."""
+        """Documents, searches and settings."""
         with self.store.turn:
             self._settle(self._clock(), searching=False)
-            learns = self.settings.learns
-            return status_of(self.folder, self.rows, self.trials, self.sent, learns, self.vectors.digest)
+            return status_of(self.folder, self.store, self.settings)
 
     def skipped(self) -> list[SkippedFile]:
         """Files that could not be indexed, at least in part."""
@@ -279,13 +265,11 @@ class SearchClient:
         searches: bool = False,
     ) -> ForgottenRows:
         """Delete searches with this text, a document and its clicks, all searches since a time (seconds since 1970),
-        everything that was learned about the user (all searches, clicks and models), or everything including documents.
+        everything that was learned about the user (all searches and clicks), or everything including documents.
         Give exactly one of the five. With a document, `searches` also deletes the searches that showed it; otherwise
         `ForgottenRows.kept` has their queries.
 
         A forgotten document is not indexed again; its hashed words leave the index at the next merge of segments.
-        The model keeps what it learned, except with `learned` and `everything`; `learn_setting("reset")` resets it.
-        The record of sent data is never deleted.
         """
         if sum((query is not None, document is not None, since is not None, learned, everything)) != 1:
             raise SearchError("give exactly one of query, document, since, learned and everything; nothing was deleted")
@@ -296,10 +280,8 @@ class SearchClient:
                     gone = forget_everything(self.store)
                     self.engine.begin_anew()
                     begin(self.rows, self._clock)
-                    self.vectors.load()
                     self.store.db.execute("VACUUM")
             elif learned:
-                self.learn_setting("reset")
                 gone = forget_learned(self.store)
             elif document is not None:
                 self.pages.document(document)  # raises NotFound
@@ -309,33 +291,14 @@ class SearchClient:
             else:
                 gone = forget_searches(self.store, self.features, query, since)
             self.store.sweep()
-            sharing.record(self.rows, self.folder, rewrite=True)
             return gone
 
-    def learn_setting(self, setting: Literal["on", "off", "weights", "reset"]) -> None:
-        """Turn learning on or off, or reset the model. With learning off, searches and clicks are not recorded.
-
-        "on" remembers what was opened; "weights" also learns the weights of a model, which is then tried.
-        """
-        if setting not in ("on", "off", "weights", "reset"):
-            raise SearchError(f"learn must be on, off, weights or reset (got {setting!r})")
+    def learn_setting(self, setting: Literal["on", "off"]) -> None:
+        """Remember what is opened, or not; with learning off, searches and clicks are not recorded."""
+        if setting not in ("on", "off"):
+            raise SearchError(f"learn must be on or off (got {setting!r})")
         with self.store.writing():
-            if setting == "reset":
-                self.store.db.execute(
-                    "UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed')"
-                )
-                start = self.rows.new_model(self._clock(), f"{START}, after a reset", first_weights(self.features))
-                self.store.set(model=start, own_model=0)
-                if self.trials.phase:
-                    self.trials.end("stopped")
-            else:
-                self.store.set(learn=int(setting != "off"), learn_weights=int(setting == "weights"))
-
-    def record_for_sharing(self) -> None:
-        """Update the impressions that the federation's site learns from; without a federation there are none."""
-        with self.store.turn:
-            self._settle(self._clock(), searching=False)
-            sharing.record(self.rows, self.folder)
+            self.store.set(learn=int(setting == "on"))
 
     def export_ubi(self, folder: str | os.PathLike[str]) -> UbiFiles:
         """Write all searches and clicks in User Behavior Insights 1.3: `ubi_queries.jsonl`, `ubi_events.jsonl`."""

@@ -1,4 +1,4 @@
-"""The folder of the index and the model, and how commands name it."""
+"""The folder of the index, and how commands name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletion of searches and documents from the store. The model keeps what it learned from them."""
+"""Deletion of searches and documents from the store."""
 
 from __future__ import annotations
 
@@ -35,29 +35,24 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
 
 
 def forget_learned(store: Store) -> ForgottenRows:
-    """Delete all searches, clicks and learned models. Models of federations stay, to be tried only once."""
+    """Delete all searches and clicks, and what was decided by them."""
     searches, clicks = (store.count(f"SELECT count(*) FROM {table}") for table in ("impressions", "clicks"))
-    used = store.setting("model")
     with store.writing():
         for table in ("clicks", "impressions", "agent_searches"):
             store.db.execute(f"DELETE FROM {table}")
-        store.db.execute("DELETE FROM models WHERE origin NOT LIKE 'federation %' AND id != ?", (used,))
-        store.db.execute(
-            "DELETE FROM settings WHERE name = 'remember_after' OR (name = 'trial' AND value NOT IN (SELECT id FROM "
-            "models))"
-        )
+        store.db.execute("DELETE FROM settings WHERE name IN ('remember_after', 'engine_after')")
     return ForgottenRows(0, searches, clicks)
 
 
 def forget_everything(store: Store) -> ForgottenRows:
-    """Delete all rows except the record of sent data; the change counter continues, since the index depends on it."""
+    """Delete all rows; the change counter continues, since the index depends on it."""
     documents, searches, clicks = (
         store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")
     )
-    seq, journals = store.seq, store.setting("journals", "{}")
+    seq = store.seq
     with store.writing():
-        store.empty({"sent", "sqlite_sequence"})
-        store.set(seq=seq, indexed=seq, journals=journals)
+        store.empty({"sent", "sqlite_sequence"})  # what earlier versions sent stays on record
+        store.set(seq=seq, indexed=seq)
     return ForgottenRows(documents, searches, clicks)
 
 

@@ -1,49 +1,39 @@
-"""Impressions and clicks: how a ranking is drawn and recorded, and how the model learns from it.
+"""Impressions and clicks: what was shown and why, and what the user opened.
 
-    shown -> opened -> closed -> learned | discarded
+    shown -> opened -> closed
     shown -> abandoned (no click within 30 minutes)        any -> forgotten (rows are deleted)
 
-Drawing and learning use the compiled loops of the simulation. Weights are learned only from rankings that were drawn
-("pdgd"), and never in the model in use: the learned one has to pass the gate (`trial.py`). Nothing is learned from a
-ranking that interleaves two models ("interleaved"), that was not drawn ("plain"), or that followed more than 30
-searches within a minute ("fast").
-
-Features are stored as 16-bit floats, and scores are computed from the stored values, so learning uses exactly what
-was shown.
+A list is sorted ("plain"), mixed with an opponent's ("interleaved", see `opponents.py`), or followed more than 30
+searches within a minute ("fast"), which are not mixed. Features are stored as 16-bit floats, and scores are computed
+from the stored values, so an explanation uses exactly what was shown.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRows, Usage, WordStatistics
-from fedrank.ranking.impressions import search_stream
-from fedrank.ranking.learners import Pdgd
+from fedrank.data.live_features import FeatureSet, ForwardRows, WordStatistics
 from fedrank.search.results import NotFound
 from fedrank.search.store import Store, marks
-from fedrank.types import Features, Impression, Scores
+from fedrank.types import Features, Scores
 
-KAPPA = 0.1  # probability that the first position is drawn like the others
-LEARNER = Pdgd(rate=0.03, temperature=0.15, keep=1 - KAPPA)  # drawn lists lose .001 of nDCG@10
-OWN_RATE = 0.003  # of a model that learns from this person alone; the k-th search for the same words has a kth of it
-ONE = np.ones(1, np.float32)  # the weight of scores that are drawn from
 ENGINE_FIRST = 2  # results of the engine that stay first unless the user opened others before
-STATES = ("shown", "opened", "closed", "abandoned", "learned", "discarded")
-ListKind = Literal["pdgd", "interleaved", "plain", "fast"]
+STATES = ("shown", "opened", "closed", "abandoned", "discarded")  # the last: not recorded, or from earlier versions
+ListKind = Literal["interleaved", "plain", "fast"]
 
-MINUTE, DAY = 60.0, 86_400.0
+MINUTE = 60.0
 BOUNCE = 5.0  # seconds: a click followed by an earlier return does not count
 ABANDONED = 30 * MINUTE  # without a click; also the time after its last click until an impression is closed
-TOO_OLD = 7 * DAY  # older impressions are not learned from
 FAST = 30  # searches per minute
-KEPT = 1_000  # latest impressions whose scores and features are stored, to evaluate other models
+KEPT = 1_000  # latest impressions whose scores and features are stored, to explain them
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,23 +42,20 @@ class Recorded:
 
     id: int
     time: float
-    number: int  # counts searches; the key of its random stream
+    number: int  # counts searches; the key of its random numbers
     query: str
     terms: bytes  # sorted stems of the query: equal for searches for the same words
     filters: str  # as JSON
     sort: str
     kind: ListKind
     state: str
-    model: int
-    temperature: float
-    keep: float
     found: int
     candidates: NDArray[np.int64]  # ids of documents, in the engine's order; 0: forgotten
     scores: Scores | None  # [candidates], with what the memory of clicks added; None for an old impression
-    shown: NDArray[np.int64]  # [positions]: candidates, of all pages drawn so far
+    shown: NDArray[np.int64]  # [positions]: candidates, of all pages shown so far
     raw: NDArray[np.float16] | None  # [candidates, features], 0 .. 1
-    teams: NDArray[np.int8] | None = None  # [positions] of an interleaved ranking: which model chose each (see `gate`)
-    trial: int | None = None  # the other model of an interleaved ranking; the one that learned from a drawn ranking
+    teams: NDArray[np.int8] | None = None  # [positions] of an interleaved ranking: which order chose each (see `gate`)
+    opponent: int | None = None  # of an interleaved ranking
     memory: Scores | None = None  # [candidates]: what the memory of clicks added to the scores; None: nothing
 
 
@@ -82,8 +69,9 @@ class Clicked:
     bounced: bool
 
 
-def first_weights(features: FeatureSet) -> NDArray[np.float64]:
-    """The initial model: the engine's score, and what the best results have in common; `start.json` has its card."""
+@lru_cache(maxsize=8)
+def start_weights(features: FeatureSet) -> NDArray[np.float64]:
+    """The weights of everyone: mostly the engine's score; `start.json` has the card."""
     found = json.loads(files("fedrank.search").joinpath("start.json").read_text(encoding="utf-8"))["weights"]
     return np.array([found.get(name, 0.0) for name in features.names])
 
@@ -96,23 +84,6 @@ def pack_features(raw: NDArray[np.float16]) -> bytes:
 def unpack_features(blob: bytes, candidates: int) -> NDArray[np.float16]:
     columns = np.frombuffer(zlib.decompress(blob), "<f2").astype(np.float16)
     return np.ascontiguousarray(columns.reshape(-1, candidates).T if candidates else columns.reshape(0, 0))
-
-
-def stream_of(key: int, number: int, page: int = 1) -> np.uint64:
-    """The random stream of search `number`, equal to that of simulated client 0; each later page has its own."""
-    return search_stream(np.uint64(key), 0, number, *([page] if page > 1 else []))
-
-
-def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: np.uint64) -> NDArray[np.int64]:
-    """Draw the next page from the remaining candidates, as if all pages had been drawn as one ranking.
-
-    The bias towards the best document at the first position applies to the first page only. The scores of the first
-    page are used again, even if the model has changed.
-    """
-    rest = np.setdiff1d(np.arange(len(scores)), shown)
-    if not len(rest):
-        return rest
-    return rest[replace(learner, keep=0.0).draw(ONE, scores[rest, None].copy(), stream)[1]]
 
 
 def best_order(scores: Scores) -> NDArray[np.int64]:
@@ -129,46 +100,28 @@ def engine_first(scores: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([raised[:ENGINE_FIRST], scores[ENGINE_FIRST:]])
 
 
-def warm_up(rows: ImpressionRows) -> None:
-    """Compile what searching and learning need before the first search."""
-    features = rows.features
+def warm_up(features: FeatureSet) -> None:
+    """Compile what searching needs before the first search."""
     some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
-    raw = features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some), [Usage()] * 12)
-    scaled, weights = rows.scaled(raw.astype(np.float16)), features.start()
-    scores = rows.scores(weights, raw.astype(np.float16))
-    _, shown = LEARNER.draw(ONE, scores[:, None].copy(), stream_of(1, 0))
-    draw_more(scores, shown, LEARNER, stream_of(1, 0, 2))
-    LEARNER.learn(weights, Impression(scaled, scores, shown, shown == shown[1]))
+    features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some))
 
 
 class ImpressionRows:
-    """The impressions, clicks and models in a store."""
+    """The impressions and clicks in a store."""
 
     def __init__(self, store: Store, features: FeatureSet) -> None:
         self.store, self.features = store, features
 
-    # models
+    # weights
 
-    def model(self) -> tuple[int, NDArray[np.float64]]:
-        """The current model: its id, and its weights in double precision."""
-        id, weights = self.store.one("SELECT id, weights FROM models WHERE id = ?", self.store.setting("model"))
-        return int(id), np.frombuffer(weights, "<f8").copy()
+    @property
+    def uses_engine(self) -> bool:
+        """Whether the engine's order is used, since it won."""
+        return bool(self.store.setting("engine_after", 0))
 
-    def new_model(self, now: float, origin: str, start: NDArray[np.float64], learned: int = 0) -> int:
-        """Add a model with these weights; requires a transaction."""
-        blob = start.astype("<f8").tobytes()
-        id = self.store.db.execute(
-            "INSERT INTO models (made, origin, features, start, weights, learned) VALUES (?, ?, ?, ?, ?, ?)",
-            (now, origin, self.features.version, blob, blob, learned),
-        ).lastrowid
-        return int(id or 0)
-
-    def own_model(self) -> tuple[int, NDArray[np.float64], int] | None:
-        """The model that learns from this person's searches and is not in use: id, weights, searches learned from."""
-        found = self.store.one(
-            "SELECT id, weights, learned FROM models WHERE id = ?", self.store.setting("own_model", 0)
-        )
-        return None if found is None else (int(found[0]), np.frombuffer(found[1], "<f8").copy(), int(found[2]))
+    def weights(self) -> NDArray[np.float64]:
+        """The weights in use."""
+        return self.features.start() if self.uses_engine else start_weights(self.features)
 
     # impressions and clicks
 
@@ -206,12 +159,6 @@ class ImpressionRows:
         with self.store.writing():
             self.store.db.execute("UPDATE impressions SET shown = ? WHERE id = ?", (shown.astype("u1").tobytes(), id))
 
-    @property
-    def last_search(self) -> int:
-        """The id of the last recorded search; ids are not reused after deletions."""
-        found = self.store.one("SELECT seq FROM sqlite_sequence WHERE name = 'impressions'")
-        return 0 if found is None else int(found[0])
-
     def click(self, id: int, position: int, document: int, now: float) -> None:
         """Record one click per position; a second click cancels a bounce."""
         with self.store.writing():
@@ -236,13 +183,13 @@ class ImpressionRows:
         """Whether the next search exceeds 30 searches within the last minute."""
         return self.store.count("SELECT count(*) FROM impressions WHERE time > ?", now - MINUTE) >= FAST
 
-    # from shown to learned
+    # from shown to closed
 
-    def settle(self, now: float, searching: bool, learning: bool) -> list[int]:
-        """Update the states of impressions and learn from closed ones; returns those that were closed now.
+    def settle(self, now: float, searching: bool) -> list[int]:
+        """Update the states of impressions; returns those that were closed now.
 
         An opened impression is closed 30 minutes after its last click, or at the next search unless the click is so
-        recent that it may still bounce. Weights and state change in one transaction, so each is learned from once.
+        recent that it may still bounce.
         """
         due = self.store.rows(
             "SELECT id, (SELECT max(time) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
@@ -251,23 +198,16 @@ class ImpressionRows:
         waits = BOUNCE if searching else ABANDONED
         closed = [id for id, last in due if last is None or now - last >= waits]
         late = self.store.rows("SELECT id FROM impressions WHERE state = 'shown' AND time <= ?", now - ABANDONED)
-        if not closed and not late and not self.store.one(_TO_LEARN):
+        if not closed and not late:
             return []
         with self.store.writing():
             self._move("opened", "closed", closed)
             self._move("shown", "abandoned", [id for (id,) in late])
             self.store.db.execute(
                 "UPDATE impressions SET scores = NULL, features = NULL WHERE features IS NOT NULL AND state NOT IN "
-                "('shown', 'opened') AND NOT (state = 'closed' AND kind = 'pdgd') AND id <= "
-                "(SELECT max(id) FROM impressions) - ?",
+                "('shown', 'opened') AND id <= (SELECT max(id) FROM impressions) - ?",
                 (KEPT,),
             )
-            self.store.db.execute(
-                "UPDATE impressions SET state = 'discarded' WHERE state = 'closed' AND kind = 'pdgd' AND time < ?",
-                (now - TOO_OLD,),
-            )
-            if learning:
-                self._learn(now)
         return closed
 
     def _move(self, before: str, after: str, ids: list[int]) -> None:
@@ -276,64 +216,24 @@ class ImpressionRows:
             "UPDATE impressions SET state = ? WHERE id = ? AND state = ?", ((after, id, before) for id in ids)
         )
 
-    def _learn(self, now: float) -> None:
-        waiting = [id for (id,) in self.store.rows(_TO_LEARN)]
-        if not waiting:
-            return
-        own = self.own_model()
-        if own is None:
-            _, master = self.model()
-            own = self.new_model(now, "own searches", master), master, 0
-            self.store.set(own_model=own[0])
-        model, master, taught = own
-        for id in waiting:
-            recorded = self.get(id)
-            if (one := self.as_impression(recorded)) is not None:
-                learner = replace(
-                    LEARNER,
-                    rate=OWN_RATE / self.repeats(recorded),
-                    temperature=recorded.temperature,
-                    keep=recorded.keep,
-                )
-                taught += learner.learn(master, one)
-            self.store.db.execute("UPDATE impressions SET state = 'learned', trial = ? WHERE id = ?", (model, id))
-        self.store.db.execute(
-            "UPDATE models SET weights = ?, learned = ? WHERE id = ?", (master.astype("<f8").tobytes(), taught, model)
-        )
-
-    def repeats(self, one: Recorded) -> int:
-        """How many searches for the same words were learned from, with this one."""
-        return 1 + self.store.count(
-            "SELECT count(*) FROM impressions WHERE terms = ? AND state = 'learned' AND id < ?", one.terms, one.id
-        )
-
-    def as_impression(self, one: Recorded) -> Impression | None:
-        """The impression for learners, without bounced clicks; None if its features were deleted."""
-        if one.raw is None or one.scores is None:
-            return None
-        clicked = np.zeros(len(one.shown), bool)
-        clicked[[click.position for click in self.clicks(one.id) if not click.bounced]] = True
-        return Impression(self.scaled(one.raw), one.scores, one.shown, clicked)
-
     def scores(self, weights: NDArray[np.float64], raw: NDArray[np.float16], memory: Scores | None = None) -> Scores:
-        """[candidates]: the model's scores, with what the memory of clicks adds.
+        """[candidates]: weighted sums of features, with what the memory of clicks adds.
 
         Only the memory can put another result before the engine's best ones (`engine_first`).
         """
-        scores = engine_first(LEARNER.scores(weights.astype(np.float32), self.scaled(raw)))
+        scores: Scores = engine_first(self.scaled(raw) @ weights.astype(np.float32))
         return scores if memory is None else scores + memory
 
     def scaled(self, raw: NDArray[np.float16]) -> Features:
         return np.ascontiguousarray(self.features.scaled(raw.astype(np.float32)), dtype=np.float32)
 
 
-_TO_LEARN = "SELECT id FROM impressions WHERE state = 'closed' AND kind = 'pdgd' ORDER BY id"
 _FIELDS = tuple(field.name for field in fields(Recorded))[1:]  # all but the id
 _COLUMNS = ", ".join(_FIELDS).replace("raw", "features")
 
 
 def _recorded(row: tuple[Any, ...]) -> Recorded:
-    *plain, candidates, scores, shown, features, teams, trial, memory = row
+    *plain, candidates, scores, shown, features, teams, opponent, memory = row
     ids = np.frombuffer(candidates, "<i8").astype(np.int64)
     values = [
         *plain,
@@ -342,7 +242,7 @@ def _recorded(row: tuple[Any, ...]) -> Recorded:
         np.frombuffer(shown, "u1").astype(np.int64),
         None if features is None else unpack_features(features, len(ids)),
         None if teams is None else np.frombuffer(teams, "i1").astype(np.int8),
-        trial,
+        opponent,
         None if memory is None else np.frombuffer(memory, "<f4").astype(np.float32),
     ]
     return Recorded(*values)

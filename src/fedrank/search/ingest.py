@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,6 @@ from fedrank.search.store import NewDocument, Store
 
 BATCH = 1_000  # documents per transaction
 BATCH_CHARACTERS = 8_000_000
-_SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of sent mail
 MISSING = "root is not there"  # a stored reason
 UNFINISHED = -1  # stored as the size of a file that is not completely read
 
@@ -214,15 +212,13 @@ class Collector:
         path = os.path.join(os.fsencode(root.path), found.path) if found.path else os.fsencode(root.path)
         shown = clean(path.decode("utf-8", "replace"))
         location = f"{piece.where} · {shown}" if piece.kind == "mail" and piece.where else piece.where or shown
-        depth = piece.where.partition("://")[2].count("/") if piece.kind == "page" else found.depth
         date = piece.date or max(found.modified // 1_000_000_000, 0)
         digest = hashlib.blake2b(digest_size=16)
         for value in (self.features.version, piece.kind, piece.title, location, piece.link, str(date), piece.text):
             digest.update(f"{len(value)} ".encode() + value.encode())
-        sent = piece.kind == "mail" and _SENT.search("/".join(shown.lower().split("/")[-3:])) is not None
         return NewDocument(
-            piece.part, digest.digest(), piece.kind, piece.title, location, piece.link, date, depth, piece.sender,
-            piece.text, self.features.row(f"{piece.title} {piece.name}", piece.text), piece.recipients if sent else (),
+            piece.part, digest.digest(), piece.kind, piece.title, location, piece.link, date, piece.sender,
+            piece.text, self.features.row(f"{piece.title} {piece.name}", piece.text),
         )  # fmt: skip
 
     def _flush(self) -> None:

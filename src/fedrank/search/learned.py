@@ -14,53 +14,27 @@ from fedrank.display import count_of
 from fedrank.ranking.gate import Team
 from fedrank.search.impressions import ENGINE_FIRST
 from fedrank.search.memory import EarlierClicks
-from fedrank.search.results import Cause, Explained
+from fedrank.search.opponents import ENGINE, FORGETFUL, winners
+from fedrank.search.results import Explained
 from fedrank.search.status import WEEKS, monday
 from fedrank.search.store import Store
-from fedrank.search.trial import ENGINE, FORGETFUL, winners
 
 if TYPE_CHECKING:
     from fedrank.search.client import SearchClient
 
 REMEMBERED = 100  # latest remembered documents that are listed
 QUERIES = 2  # earlier queries that are named for a result
-LEAST = 0.1  # contributions below it are not named; they rarely change a position
-CAUSES = 3  # that are named in each direction
-MEMORY, BEST = "opened before", "best of the engine"  # names of the contributions of rules
+LEAST = 0.1  # smaller differences between contributions are not named
+CAUSES = 3  # that are named
+MEMORY = "opened before"  # name of the contribution of the memory of clicks
 
-# What a high value of a feature is, as part of a sentence.
+# What a high value of a feature with a weight is, as part of a sentence.
 IN_WORDS = {
-    "bm25": "how well its text matches your words",
-    "bm25 of title": "how well its title matches your words",
-    "bm25 of body": "how well its body matches your words",
     "engine": "its score in the search engine",
-    "rank": "its position in the search engine",
-    "covered": "how many of your words occur in it",
-    "covered by title": "how many of your words are in its title",
-    "covered by beginning": "how many of your words are near its beginning",
-    "all terms": "whether all your words occur in it",
-    "all terms in title": "whether all your words are in its title",
-    "rarest term": "whether your rarest word occurs in it",
-    "rarest term in title": "whether your rarest word is in its title",
-    "adjacent pairs": "how many of your words are next to each other",
-    "near pairs": "how many of your words are near each other",
-    "smallest window": "how close together your words are",
-    "first place": "how early your words occur",
-    "title precision": "how much of its title consists of your words",
-    "length": "its length",
-    "title length": "the length of its title",
-    "largest tf": "how often one of your words occurs",
-    "bm25 of a term": "how well it matches a single word",
-    "log tf": "how often your words occur",
     "feedback": "its similarity to the other best results",
-    "expanded bm25": "the words that the best results have in common",
-    "latent": "the similarity of its meaning to your query",
-    "latent feedback": "the similarity of its meaning to the best results",
-    "changed lately": "how recently it changed",
-    "changed this year": "how long ago it changed",
-    "kind": "its kind",
-    "depth": "how deep its folder is",
-    "from somebody answered": "whether you wrote to its sender",  # prose: ok
+    "near pairs": "how many of your words are near each other",
+    "covered by beginning": "how many of your words are near its beginning",
+    "title precision": "how much of its title consists of your words",
 }
 
 
@@ -101,15 +75,15 @@ class LearnedFacts:
     clicks: int
     remembered: tuple[Remembered, ...]  # latest first
     pairs: int  # of query and document, listed or not
-    model: str  # where the weights come from
     weeks: tuple[WeekDifference, ...]  # oldest first
     wins: int  # lists that mixed both orders, in which this order got more clicks than the engine's
     losses: int
     given_up: bool  # whether earlier clicks do not count any more, since lists without them won
+    uses_engine: bool  # whether the engine's order is used, since it won
 
 
 def why_in_words(client: SearchClient, impression: int) -> Why:
-    """Explain a list, with the current model and the clicks that are still recorded."""
+    """Explain a list, with the weights in use and the clicks that are still recorded."""
     with client.store.turn:
         one, explained = client.lists.get(impression), client.why(impression)
         ids = [each.result.id for each in explained if not each.result.gone]
@@ -117,42 +91,71 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     opened: dict[int, list[EarlierClicks]] = defaultdict(list)
     for reason in found:
         opened[reason.document].append(reason)
-    engine = [each.engine_position for each in explained] == list(range(len(explained)))
-    order = "This order follows what you opened before for these or similar words, and how well each text matches."
+    order = (
+        "This order follows what you opened before for these or similar words, and how well each text matches. The "
+        f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before."
+    )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
-    elif one.kind == "pdgd":
-        order = "Results with close scores sometimes swap in this list, and a model learns from your clicks."
     elif one.sort == "date":
         order = "This list is sorted by date."
-    elif engine and explained:
+    elif explained and all(each.engine_position == each.result.position for each in explained):
         order = "This list is in the order of the search engine."
-    causes = one.sort == "rank" and not engine
-    rows = [(each, tuple(sentences(each, opened[each.result.id], causes))) for each in explained]
+    compared = explained if one.sort == "rank" else ()
+    rows = [(each, tuple(sentences(each, opened[each.result.id], compared))) for each in explained]
     return Why(one.query, order, tuple(rows))
 
 
-def sentences(one: Explained, opened: Sequence[EarlierClicks], causes: bool = True) -> list[str]:
-    """Why a result is where it is; without `causes`, its score does not count in its list."""
+def sentences(one: Explained, opened: Sequence[EarlierClicks], shown: Sequence[Explained] = ()) -> list[str]:
+    """Why a result is where it is among those that are shown; without them, only where the engine has it."""
     if one.result.gone:
         return []
     said = [_opened(each) for each in opened[:QUERIES]]
     if len(opened) > QUERIES:
         said.append(f"You also opened it for {count_of(len(opened) - QUERIES, 'other query', 'other queries')}.")
-    rules = {cause.feature for cause in one.causes if causes and cause.feature in (MEMORY, BEST) and cause.value > 0}
-    if MEMORY in rules and not opened:
-        said.append("It was moved up because you had opened it before; those clicks no longer count.")
-    if BEST in rules:
-        said.append(f"The {ENGINE_FIRST} best results of the search engine stay first unless you opened others before.")
-    named = one.causes if causes else ()
-    up, down = (_named([each for each in named if sign * each.share >= LEAST]) for sign in (1, -1))
-    if up:
-        said.append(f"Compared with the other results, it moved up because of {up}.")
-    if down:
-        said.append(f"It moved down because of {down}.")
-    engine, shown = one.engine_position + 1, one.result.position + 1
-    same = "at this position, too" if engine == shown else f"at position {engine}"
-    return [*said, f"The search engine alone has it {same}."]
+    position, before = one.result.position, one.engine_position
+    if position == before:
+        said.append("The search engine has it at this position, too.")
+    elif not shown:
+        said.append(f"The search engine alone has it at position {before + 1}.")
+    else:
+        up = position < before
+        because = _because(_reasons(one, shown, up), up, bool(opened))
+        said.append(f"It moved {'up' if up else 'down'} from position {before + 1} in the search engine{because}.")
+    return said
+
+
+def _reasons(one: Explained, shown: Sequence[Explained], up: bool) -> list[str]:
+    """What separates a result from those that it passed (up), or that passed it; the most important first."""
+    others = [
+        {cause.feature: cause.share for cause in each.causes}
+        for each in shown
+        if each is not one
+        and (each.engine_position < one.engine_position) == up
+        and (each.result.position > one.result.position) == up
+        and (each.score < one.score) == up  # in lists that mix two orders, others have passed, too
+    ]
+    if not others:  # for instance, what it passed is on the next page
+        return []
+    sign = 1 if up else -1
+    gaps = {
+        cause.feature: sign * (cause.share - float(np.mean([other[cause.feature] for other in others])))
+        for cause in one.causes
+    }
+    return sorted((name for name, gap in gaps.items() if gap >= LEAST), key=lambda name: -gaps[name])
+
+
+def _because(reasons: Sequence[str], up: bool, opened: bool) -> str:
+    if reasons and reasons[0] == MEMORY:
+        if not up:
+            return ", below results that you opened before"
+        return " for that reason" if opened else ", because you had opened it before; those clicks no longer count"
+    names = [IN_WORDS[name] if up else IN_WORDS[name].replace("its ", "their ") for name in reasons if name in IN_WORDS]
+    if not names:
+        return ""
+    *first, last = names[:CAUSES]
+    said = f"{', '.join(first)} and {last}" if first else last
+    return f" because of {said}" if up else f", because others are ahead in {said}"
 
 
 def _opened(one: EarlierClicks) -> str:
@@ -161,11 +164,6 @@ def _opened(one: EarlierClicks) -> str:
     times = {1: "once", 2: "twice"}.get(one.clicks, f"{one.clicks:,} times")
     like = "" if one.likeness > 1 - 1e-9 else "the similar words "
     return f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}."
-
-
-def _named(causes: Sequence[Cause]) -> str:
-    names = [IN_WORDS[cause.feature] for cause in causes if cause.feature in IN_WORDS][:CAUSES]
-    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
 def what_was_learned(client: SearchClient) -> LearnedFacts:
@@ -178,7 +176,7 @@ def what_was_learned(client: SearchClient) -> LearnedFacts:
             "AND impression > ? GROUP BY terms, document ORDER BY max(clicks.time) DESC",
             since := store.setting("remember_after", 0),
         )
-        counts = winners(store, "trial IN (?, ?) AND state = 'closed'", ENGINE, FORGETFUL)
+        counts = winners(store, "opponent IN (?, ?) AND state = 'closed'", ENGINE, FORGETFUL)
         return LearnedFacts(
             status.searches,
             status.clicks,
@@ -186,11 +184,11 @@ def what_was_learned(client: SearchClient) -> LearnedFacts:
                 Remembered(query, id, title, times, int(last)) for query, id, title, times, last in rows[:REMEMBERED]
             ),
             len(rows),
-            status.model,
             against_engine(store),
             counts[Team.OLD],
             counts[Team.NEW],
             bool(since),
+            client.rows.uses_engine,
         )
 
 

@@ -1,4 +1,4 @@
-"""Result lists: features of the candidates, and how lists are drawn or sorted, page by page, and stored."""
+"""Result lists: features of the candidates, and how lists are sorted or mixed, page by page, and stored."""
 
 from __future__ import annotations
 
@@ -6,36 +6,22 @@ import json
 import secrets
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms, Usage
-from fedrank.search.encoder import Encoder
-from fedrank.search.impressions import (
-    LEARNER,
-    ONE,
-    Clicked,
-    ImpressionRows,
-    ListKind,
-    Recorded,
-    best_order,
-    draw_more,
-    stream_of,
-)
+from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms
+from fedrank.search.impressions import Clicked, ImpressionRows, ListKind, Recorded, best_order
 from fedrank.search.index import Candidacy
 from fedrank.search.memory import ClickMemory
+from fedrank.search.opponents import FORGETFUL, Opponents
 from fedrank.search.results import PAGE_SIZE, Filters, Sort
 from fedrank.search.settings import SearchSettings
-from fedrank.search.sharing import Sharing
 from fedrank.search.store import Store, marks
-from fedrank.search.trial import FORGETFUL, Trials
 
 UNRECORDED = 1 << 50  # larger ids are lists in memory only
 MAX_UNRECORDED = 200
-DAY = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -59,52 +45,17 @@ def still_there(store: Store, found: Candidacy) -> tuple[Candidacy, ForwardRows]
 
 
 def raw_features(
-    store: Store,
-    features: FeatureSet,
-    encoder: Encoder | None,
-    terms: QueryTerms,
-    query: str,
-    found: Candidacy,
-    rows: ForwardRows,
-    now: float,
+    store: Store, features: FeatureSet, query: Query, found: Candidacy, rows: ForwardRows
 ) -> NDArray[np.float16]:
-    """Features of all candidates, in the precision in which they are recorded."""
-    ids = found.documents.tolist()
-    query_vector = vectors = None
-    if encoder is not None and ids:
-        stored = dict(
-            store.rows(
-                f"SELECT document, vector FROM vectors WHERE encoder = ? AND document IN ({marks(ids)})",
-                encoder.digest,
-                *ids,
-            )
-        )
-        none = bytes(2 * encoder.dimensions)
-        vectors = np.array([np.frombuffer(stored.get(id, none), "<f2") for id in ids], np.float32)
-        query_vector = encoder([query])[0]
-    past = _past(store, ids, now)
-    raw = features.raw(terms, rows, found.scores, store.statistics(), past, query_vector, vectors)
-    return raw.astype(np.float16)
-
-
-def _past(store: Store, ids: Sequence[int], now: float) -> list[Usage]:
-    """Metadata of the candidates; earlier clicks are a separate rule (`memory.py`)."""
-    facts = {
-        id: Usage((now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered))
-        for id, kind, date, depth, answered in store.rows(
-            "SELECT id, kind, date, depth, sender != '' AND EXISTS (SELECT 1 FROM written_to WHERE address = "
-            f"sender) FROM documents WHERE id IN ({marks(ids)})",
-            *ids,
-        )
-    }
-    return [facts[id] for id in ids]
+    """Features of all candidates, in the precision in which they are recorded; those of metadata have no weight."""
+    return features.raw(query.terms, rows, found.scores, store.statistics()).astype(np.float16)
 
 
 class ResultLists:
     """The result lists in a store, and those in memory of searches that are not recorded."""
 
-    def __init__(self, rows: ImpressionRows, trials: Trials) -> None:
-        self.rows, self.store, self.trials = rows, rows.store, trials
+    def __init__(self, rows: ImpressionRows) -> None:
+        self.rows, self.store, self.opponents = rows, rows.store, Opponents(rows)
         self.settings, self.memory = SearchSettings(rows.store), ClickMemory(rows.store)
         self._unrecorded: OrderedDict[int, Recorded] = OrderedDict()
 
@@ -137,18 +88,12 @@ class ResultLists:
 
     def extend(self, one: Recorded, page: int) -> Recorded:
         """Extend a list to this page with the remaining candidates."""
-        shown = one.shown
-        for number in range(len(shown) // PAGE_SIZE + 1, page + 1):
-            if one.kind == "pdgd" and one.scores is not None:
-                stream = stream_of(self.store.setting("chance"), one.number, number)
-                shown = np.concatenate([shown, draw_more(one.scores, shown, LEARNER, stream)])
-            else:
-                order = np.arange(len(one.candidates))
-                engine = np.array_equal(one.shown, np.arange(len(one.shown)))  # the list is in the engine's order
-                if one.scores is not None and one.sort == "rank" and not engine:
-                    order = best_order(one.scores)
-                rest = order[~np.isin(order, shown)]
-                shown = np.concatenate([shown, rest[:PAGE_SIZE]])
+        order = np.arange(len(one.candidates))
+        engine = np.array_equal(one.shown, np.arange(len(one.shown)))  # the list is in the engine's order
+        if one.scores is not None and one.sort == "rank" and not engine:
+            order = best_order(one.scores)
+        rest = order[~np.isin(order, one.shown)]
+        shown = np.concatenate([one.shown, rest[: page * PAGE_SIZE - len(one.shown)]])
         one = replace(one, shown=shown)
         if self.is_recorded(one):
             self.rows.extend(one.id, shown)
@@ -157,34 +102,27 @@ class ResultLists:
         return one
 
     def _make(self, query: Query, found: Candidacy, raw: NDArray[np.float16], learns: bool) -> Recorded:
-        """Create a list: sorted, interleaved with another model's, or drawn if something learns from it."""
+        """Create a list: sorted, or mixed with the order of an opponent."""
         order, number = self.settings.order, int(self.store.setting("searches", 0))
-        model, weights = self.rows.model()
+        weights = self.rows.weights()
         lifts = self.memory.lifts(query.terms, found.documents.tolist())
         scores = self.rows.scores(weights, raw, lifts)
         shown = best_order(scores)[:PAGE_SIZE]
         kind: ListKind = "plain"
-        teams, other = None, None
-        if query.filters or query.sort != "rank" or order != "drawn" or not learns:
+        teams, opponent = None, None
+        if query.filters or query.sort != "rank" or order != "learned" or not learns:
             if query.sort == "date" or order == "engine":
                 shown = np.arange(len(raw))[:PAGE_SIZE]
         elif self.rows.fast(query.time):
             kind = "fast"
-        elif (other := self.trials.opponent(number, bool(lifts.any()))) is not None:
-            new = self.rows.scores(other.weights, raw, None if other.id == FORGETFUL else lifts)
-            mixed = self.trials.mixed(scores, new, number)
+        elif (opponent := self.opponents.choose(number, bool(lifts.any()))) is not None:
+            others = self.rows.scores(weights, raw)
+            if opponent != FORGETFUL:
+                others = self.rows.scores(self.rows.features.start(), raw, lifts)
+            mixed = self.opponents.mixed(scores, others, number)
             kind, shown, teams = "interleaved", mixed.shown, mixed.team
-        elif self._explores and len(raw):
-            kind = "pdgd"
-            _, shown = LEARNER.draw(ONE, scores[:, None].copy(), stream_of(self.store.setting("chance"), number))
-        drawn = (LEARNER.temperature, LEARNER.keep) if kind == "pdgd" else (0.0, 0.0)
         return Recorded(
             0, query.time, number, query.text, query.terms.key, json.dumps(asdict(query.filters)), query.sort, kind,
-            "shown", model, *drawn, found.found, found.documents, scores, shown, raw, teams,
-            None if other is None else other.id, lifts if lifts.any() else None,
+            "shown", found.found, found.documents, scores, shown, raw, teams, opponent,
+            lifts if lifts.any() else None,
         )  # fmt: skip
-
-    @property
-    def _explores(self) -> bool:
-        """Whether lists are drawn: if a model learns from them, here or in a federation, or if a replay needs them."""
-        return self.settings.learns_weights or self.trials.phase == "replay" or Sharing.is_there(self.store.folder)

@@ -1,8 +1,9 @@
 """The memory of clicks: documents that the user opened for the same or similar words move up.
 
-This is a fixed rule next to the model. A document's score rises by 6 c / (c + 1), where c sums the user's clicks on it,
-each times the likeness of its query to the present one: the share of idf that the words of both queries have in common
-(Jaccard), 0 if it is below LEAST: at one half, clicks for other needs displaced the right answer after 1,000 searches.
+This is a fixed rule next to the weights. A document's score rises by 6 c / (c + 1), where c sums the user's clicks on
+it, each times the likeness of its query to the present one: the share of idf that the words of both queries have in
+common (Jaccard), 0 if it is below LEAST: at one half, clicks for other needs displaced the right answer after 1,000
+searches.
 Clicks are read from the store at every search, so a forgotten or bounced click has no effect.
 """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WIDE, TALL = 100.0, 10.0  # SVG units; a bar is stretched to the width of its column
 KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
 ORDERS = {  # name, meaning, what clicks do while learning is on
-    "drawn": ("learned", "What you opened before moves up; some lists are mixed with the engine's to compare.", ""),
+    "learned": ("learned", "What you opened before moves up; some lists are mixed with the engine's to compare.", ""),
     "fixed": ("fixed", "The same, but never mixed.", ""),
     "engine": ("engine", "The order of the search engine.", "Clicks are recorded but do not change it."),
 }
@@ -71,13 +71,15 @@ def part(name: str) -> bytes:
 @cache
 def _environment() -> Environment:
     from fedrank.data.live_features import LIVE_1
+    from fedrank.search.learned import IN_WORDS
 
     environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
     environment.filters |= {"location": location, "many": count_of, "skipped_counts": skipped_counts}
     environment.filters |= {"kind_counts": kind_counts, "breakable": breakable}
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": BarScale.over}
-    environment.globals |= {"week_bar": week_bar, "stack": stack, "meanings": LIVE_1.meanings}
+    environment.globals |= {"week_bar": week_bar, "stack": stack}
+    environment.globals |= {"meanings": {name: LIVE_1.meanings[name] for name in IN_WORDS}}
     return environment
 
 

@@ -185,23 +185,25 @@ def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> t
         raise Gone("the scores of this search were deleted because it is old; search again")
     if not len(one.candidates):
         return ()
-    _, weights = rows.model()
+    weights = rows.weights()
     features = rows.scaled(one.raw)
     scores = rows.scores(weights, one.raw, one.memory)
     memory = np.zeros(len(scores)) if one.memory is None else one.memory
     plain = features @ weights
     first = engine_first(plain) - plain  # what the rule for the engine's best results adds
     rules = np.column_stack([first, memory])
-    values = np.column_stack([one.raw, first > 0, memory / LIFT])
-    shares = np.column_stack([weights * (features - features.mean(axis=0)), rules - rules.mean(axis=0)])
-    names = (*rows.features.names, "best of the engine", "opened before")
+    used = np.flatnonzero(weights)
+    values = np.column_stack([one.raw[:, used], first > 0, memory / LIFT])
+    parts = np.column_stack([weights[used] * features[:, used], rules])
+    shares = parts - parts.mean(axis=0)
+    names = (*(rows.features.names[feature] for feature in used.tolist()), "best of the engine", "opened before")
     by_model = np.argsort(best_order(scores))
     explained = []
     for result, candidate in zip(results, one.shown.tolist(), strict=True):
-        parts = shares[candidate]
+        of_one = shares[candidate]
         causes = tuple(
-            Cause(names[f], float(values[candidate, f]), float(parts[f]))
-            for f in np.argsort(-np.abs(parts), kind="stable").tolist()
+            Cause(names[f], float(values[candidate, f]), float(of_one[f]))
+            for f in np.argsort(-np.abs(of_one), kind="stable").tolist()
         )
         explained.append(Explained(result, float(scores[candidate]), int(by_model[candidate]), candidate, causes))
     return tuple(explained)

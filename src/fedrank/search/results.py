@@ -10,7 +10,7 @@ from fedrank.display import count_of
 
 Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
 Sort = Literal["rank", "date"]
-Order = Literal["drawn", "fixed", "engine"]  # sampled from the model, by the model's scores, the search engine's order
+Order = Literal["learned", "fixed", "engine"]  # with memory of clicks and mixed lists, never mixed, the search engine's
 PAGE_SIZE = 10  # results
 
 
@@ -28,7 +28,7 @@ class Gone(LookupError):
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters of a search; the model does not learn from a filtered search."""
+    """Filters of a search, whose list is not mixed with that of an opponent."""
 
     kind: str | None = None  # a kind of documents, or a type as in queries (`queries.ENDINGS`)
     since: int | None = None  # seconds since 1970, inclusive
@@ -157,36 +157,6 @@ class Week:
 
 
 @dataclass(frozen=True)
-class Weight:
-    """The weight of one feature, initially and now."""
-
-    feature: str
-    start: float
-    now: float
-
-
-@dataclass(frozen=True)
-class SentBytes:
-    """A message that was sent from this device."""
-
-    time: int
-    to: str
-    what: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class TrialNews:
-    """The progress of the current trial of a new model, or the outcome of the last one."""
-
-    origin: str
-    state: str  # replay, draft, adopted, refused by a replay, refused by clicks, stopped
-    kept: int  # searches withheld from learning so far, for the replay
-    wins: int  # interleaved lists that the new model won
-    losses: int
-
-
-@dataclass(frozen=True)
 class SearchStatus:
     """The content of the status page and of `fedrank search status --json`."""
 
@@ -201,21 +171,12 @@ class SearchStatus:
     clicks: int  # without bounced clicks
     bounced: int  # clicks followed by a return within five seconds
     impressions: dict[str, int]  # by state
-    kinds_of_lists: dict[str, int]  # pdgd, interleaved, plain, fast
+    kinds_of_lists: dict[str, int]  # plain, interleaved, fast
     learn: bool
     order: Order
-    learned_from: int  # impressions that changed the current model
-    model: str  # description of the current model
     feature_set: str
-    weights: tuple[Weight, ...]
     weeks: tuple[Week, ...]  # oldest first
-    replay: dict[str, float]  # mean 1 / log2(position + 1) of clicks: shown, engine, model; empty without clicks
-    interleaved: dict[str, float]  # wins, losses, ties of a model on trial, share of wins with its interval; or empty
-    sent: tuple[SentBytes, ...]  # all messages ever sent
-    sent_bytes: int
-    encoder: str  # digest of the encoder in use, or empty
     waiting: int = 0  # documents in the store that are not indexed yet
-    trial: TrialNews | None = None  # the latest trial
     notes: tuple[str, ...] = field(default=())  # notes for the user, such as that data is not encrypted
 
     def as_json(self) -> str:

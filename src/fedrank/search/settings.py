@@ -8,11 +8,9 @@ from typing import cast
 
 from fedrank.data.live_features import LIVE_1, FeatureSet
 from fedrank.extras import missing_extra
-from fedrank.search.impressions import ImpressionRows, first_weights
+from fedrank.search.impressions import ImpressionRows
 from fedrank.search.results import Order, SearchError
 from fedrank.search.store import Store
-
-START = "the start weights"  # origin of the first model
 
 
 class SearchSettings:
@@ -27,19 +25,14 @@ class SearchSettings:
         return bool(self.store.setting("learn", 1))
 
     @property
-    def learns_weights(self) -> bool:
-        """Whether the weights of a model are learned from this person's clicks, too."""
-        return self.learns and bool(self.store.setting("learn_weights", 0))
-
-    @property
     def order(self) -> Order:
         """How results are ordered."""
-        return cast(Order, self.store.setting("order", "drawn"))
+        return cast(Order, self.store.setting("order", "learned"))
 
     def set_order(self, order: Order) -> None:
         """Set how results are ordered."""
-        if order not in ("drawn", "fixed", "engine"):
-            raise SearchError(f"order must be drawn, fixed or engine (got {order!r})")
+        if order not in ("learned", "fixed", "engine"):
+            raise SearchError(f"order must be learned, fixed or engine (got {order!r})")
         with self.store.writing():
             self.store.set(order=order)
 
@@ -75,12 +68,10 @@ def check_language(language: str) -> FeatureSet:
 
 
 def begin(rows: ImpressionRows, clock: Callable[[], float]) -> None:
-    """Give a new folder its initial model and a random key."""
+    """Give a new folder its features and a random key."""
     store, features = rows.store, rows.features
-    if store.setting("model") is None:
+    if store.setting("chance") is None:
         with store.writing():
-            if store.setting("model") is None:
+            if store.setting("chance") is None:
                 store.set(features=features.version, language=features.stemmer)
-                if store.setting("chance") is None:
-                    store.set(chance=secrets.randbits(62), created=clock())
-                store.set(model=rows.new_model(clock(), START, first_weights(features)))
+                store.set(chance=secrets.randbits(62), created=clock())

@@ -51,10 +51,6 @@ class FoundFile:
     folder: int | None  # descriptor of its folder, if the system supports it
     full: str
 
-    @property
-    def depth(self) -> int:
-        return self.path.count(b"/")
-
     def pieces(self, format: str = "") -> Iterator[ParsedDocument | Unreadable]:
         """The documents of the file, and reasons for unreadable parts."""
         name = os.path.basename(self.full)

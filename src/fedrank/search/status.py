@@ -1,7 +1,4 @@
-"""The status of a search client: documents, searches, the learned model and its quality, and every byte that was sent.
-
-Quality is measured by clicks, which are biased towards what was shown; there are no relevance labels.
-"""
+"""The status of a search client: documents, searches, settings, and what was clicked by week."""
 
 from __future__ import annotations
 
@@ -11,35 +8,18 @@ from collections import defaultdict
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedrank.display import count_of
-from fedrank.ranking.gate import Team
-from fedrank.search.impressions import ImpressionRows, best_order
 from fedrank.search.ingest import MISSING, roots_of
 from fedrank.search.readers import clean
-from fedrank.search.results import SearchStatus, SkippedFile, Week, Weight
-from fedrank.search.sharing import SentRecord
+from fedrank.search.results import SearchStatus, SkippedFile, Week
+from fedrank.search.settings import SearchSettings
 from fedrank.search.store import Store
-from fedrank.search.trial import Trials, winners
-from fedrank.types import Scores
 
 NOTES = ("Data is not encrypted: any program that can read the folder can read your documents, searches and clicks.",)
 WEEKS = 26  # latest weeks shown
-REPLAYED = 100  # latest clicked impressions
-FUSION = 60  # constant of reciprocal rank fusion (Cormack et al., SIGIR 2009)
 
 
-def status_of(
-    folder: Path, rows: ImpressionRows, trials: Trials, record: SentRecord, learns: bool, encoder: str
-) -> SearchStatus:
+def status_of(folder: Path, store: Store, settings: SearchSettings) -> SearchStatus:
     """The status of a folder."""
-    store, features = rows.store, rows.features
-    model, weights = rows.model()
-    origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
-    begun = np.frombuffer(start, "<f8")
-    sent = record.everything()
     return SearchStatus(
         folder=str(folder.absolute()),
         documents=store.count("SELECT count(*) FROM documents"),
@@ -53,21 +33,12 @@ def status_of(
         bounced=store.count("SELECT count(*) FROM clicks WHERE bounced"),
         impressions=dict(store.rows("SELECT state, count(*) FROM impressions GROUP BY state ORDER BY state")),
         kinds_of_lists=dict(store.rows("SELECT kind, count(*) FROM impressions GROUP BY kind ORDER BY kind")),
-        learn=learns,
-        order=store.setting("order", "drawn"),
-        learned_from=learned,
-        model=f"initialized from {origin}, updated by {count_of(learned, 'search', 'searches')}",
-        feature_set=features.version,
-        weights=tuple(Weight(name, float(begun[f]), float(weights[f])) for f, name in enumerate(features.names)),
+        learn=settings.learns,
+        order=settings.order,
+        feature_set=store.setting("features"),
         weeks=weeks(store),
-        replay=replay(rows, weights),
-        interleaved=interleaved(store),
-        sent=sent,
-        sent_bytes=sum(one.bytes for one in sent),
-        encoder=encoder,
-        trial=trials.news(),
         waiting=store.count("SELECT count(*) FROM documents WHERE seq > ?", store.indexed),
-        notes=NOTES + record.about_sharing(),
+        notes=NOTES,
     )
 
 
@@ -138,58 +109,3 @@ def _week(begins: int, lists: list[tuple[str, int | None]]) -> Week:
         sum(state == "abandoned" for state, position in lists if position is None),
         sum(1.0 / (position + 1) for position in positions) / len(lists),
     )
-
-
-def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, float]:
-    """Mean 1 / log2(position + 1), from 1, of clicked documents in three orders: as shown, engine, model.
-
-    With an encoder also in the reciprocal rank fusion of engine and encoder, which needs no learning. Clicks are biased
-    towards what was shown, so the measure favours the model that was in use: it can warn, but it is not evidence.
-    """
-    found = rows.store.rows(
-        "SELECT DISTINCT impression FROM clicks JOIN impressions ON id = impression WHERE NOT bounced AND features IS "
-        "NOT NULL AND sort = 'rank' ORDER BY impression DESC LIMIT ?",
-        REPLAYED,
-    )
-    latent = rows.features.names.index("latent")
-    gains: dict[str, list[float]] = {"shown": [], "engine": [], "model": [], "engine and encoder": []}
-    for (id,) in found:
-        one = rows.get(id)
-        assert one.raw is not None
-        clicked = np.array([click.position for click in rows.clicks(id) if not click.bounced])
-        documents = one.shown[clicked]
-        positions = {
-            "shown": clicked,
-            "engine": documents,
-            "model": _positions(rows.scores(weights, one.raw, one.memory))[documents],
-        }
-        if one.raw[:, latent].any():
-            by_encoder = _positions(one.raw[:, latent].astype(np.float32))
-            fused = 1 / (FUSION + np.arange(len(by_encoder))) + 1 / (FUSION + by_encoder)
-            positions["engine and encoder"] = _positions(fused.astype(np.float32))[documents]
-        for name, where in positions.items():
-            gains[name].append(float(np.mean(1.0 / np.log2(where + 2.0))))
-    if not found:
-        return {}
-    return {name: float(np.mean(values)) for name, values in gains.items() if values} | {"searches": len(found)}
-
-
-def _positions(scores: Scores) -> NDArray[np.int64]:
-    """[candidates]: the position of each, from 0."""
-    return np.argsort(best_order(scores))
-
-
-def interleaved(store: Store) -> dict[str, float]:
-    """Wins, losses and ties of models on trial in interleaved lists, and the share of wins with a 95 % interval."""
-    counts = winners(store, "trial > 0")
-    wins, losses, ties = counts[Team.NEW], counts[Team.OLD], counts[Team.NEITHER]
-    decided = wins + losses
-    if not decided + ties:
-        return {}
-    out = {"wins": float(wins), "losses": float(losses), "ties": float(ties)}
-    if decided:
-        share, z = wins / decided, 1.96
-        middle = (share + z * z / (2 * decided)) / (1 + z * z / decided)  # Wilson's interval
-        half = z * np.sqrt(share * (1 - share) / decided + z * z / (4 * decided**2)) / (1 + z * z / decided)
-        out |= {"share": share, "low": float(middle - half), "high": float(middle + half)}
-    return out

@@ -1,4 +1,4 @@
-"""The database: one SQLite file with documents, word counts, impressions, clicks, models and the record of sent data.
+"""The database: one SQLite file with documents, word counts, impressions and clicks.
 
 All writes are transactions. `seq` counts changes of documents; the engine's index is derived from them, and `indexed`
 is the last change that it contains. Data is not encrypted, so only the owner has access to the folder.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import threading
 import zlib
@@ -23,7 +24,7 @@ from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
-VERSION = 3
+VERSION = 4
 APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
 _OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
@@ -43,32 +44,23 @@ CREATE TABLE passed_over (root INTEGER NOT NULL, reason TEXT NOT NULL, times INT
 CREATE TABLE documents (
     id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER NOT NULL, part TEXT NOT NULL, digest BLOB NOT NULL,
     seq INTEGER NOT NULL, kind TEXT NOT NULL, title TEXT NOT NULL, place TEXT NOT NULL, link TEXT NOT NULL,
-    date INTEGER NOT NULL, depth INTEGER NOT NULL, sender TEXT NOT NULL, UNIQUE (file, part)
+    date INTEGER NOT NULL, sender TEXT NOT NULL, UNIQUE (file, part)
 );
 CREATE INDEX documents_by_seq ON documents (seq);
 CREATE TABLE texts (document INTEGER PRIMARY KEY, text BLOB NOT NULL);
 CREATE TABLE forward (document INTEGER PRIMARY KEY, words BLOB NOT NULL);
 CREATE TABLE removed (document INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
 CREATE TABLE frequencies (page INTEGER PRIMARY KEY, counts BLOB NOT NULL);
-CREATE TABLE written_to (document INTEGER NOT NULL, address TEXT NOT NULL, PRIMARY KEY (address, document))
-    WITHOUT ROWID;
-CREATE INDEX written_to_by_document ON written_to (document);
 CREATE TABLE left_out (name BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE vectors (document INTEGER PRIMARY KEY, encoder TEXT NOT NULL, vector BLOB NOT NULL);
-CREATE TABLE models (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, made REAL NOT NULL, origin TEXT NOT NULL, features TEXT NOT NULL,
-    start BLOB NOT NULL, weights BLOB NOT NULL, learned INTEGER NOT NULL DEFAULT 0, fate TEXT NOT NULL DEFAULT ''
-);
 CREATE TABLE impressions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, number INTEGER NOT NULL, query TEXT NOT NULL,
     terms BLOB NOT NULL, filters TEXT NOT NULL, sort TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
-    model INTEGER NOT NULL, temperature REAL NOT NULL, keep REAL NOT NULL, found INTEGER NOT NULL,
-    candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
-    trial INTEGER, memory BLOB
+    found INTEGER NOT NULL, candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
+    opponent INTEGER, memory BLOB
 );
 CREATE INDEX impressions_by_state ON impressions (state);
 CREATE INDEX impressions_by_time ON impressions (time);
-CREATE INDEX impressions_by_trial ON impressions (trial) WHERE trial IS NOT NULL;
+CREATE INDEX impressions_by_opponent ON impressions (opponent) WHERE opponent IS NOT NULL;
 CREATE INDEX impressions_by_terms ON impressions (terms);
 CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT NULL;
 CREATE TABLE clicks (
@@ -76,10 +68,6 @@ CREATE TABLE clicks (
     bounced INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (impression, place)
 ) WITHOUT ROWID;
 CREATE INDEX clicks_by_document ON clicks (document);
-CREATE TABLE sent (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, receiver TEXT NOT NULL, what TEXT NOT NULL,
-    bytes INTEGER NOT NULL
-);
 """
 _AGENTS = """
 CREATE TABLE agent_folders (path BLOB PRIMARY KEY) WITHOUT ROWID;
@@ -90,17 +78,38 @@ CREATE TABLE agent_searches (
 """
 
 
-# From format 1, whose model also learned features of earlier clicks. Its model and its training data end here, and the
-# start weights are used next; documents, searches and clicks stay, and clicks are remembered.
+# From format 1, which had no memory of clicks. Documents, searches and clicks stay, and clicks are remembered.
 _FROM_FORMAT_1 = """
 ALTER TABLE impressions ADD COLUMN memory BLOB;
 CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT NULL;
 UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed');
 UPDATE impressions SET scores = NULL, features = NULL;
-UPDATE models SET fate = 'stopped' WHERE fate = '' AND id = (SELECT value FROM settings WHERE name = 'trial');
-DELETE FROM settings WHERE name IN ('model', 'trial_phase');
 """
-_STEPS = {0: _SCHEMA + _AGENTS, 1: _FROM_FORMAT_1 + _AGENTS, 2: _AGENTS}  # by the format of a file
+# To format 4, without learned models, federations and text encoders. What was sent stays on record.
+_TO_FORMAT_4 = """
+DROP TABLE IF EXISTS vectors;
+DROP TABLE IF EXISTS written_to;
+ALTER TABLE documents DROP COLUMN depth;
+DROP TABLE models;
+DROP INDEX IF EXISTS impressions_by_trial;
+ALTER TABLE impressions RENAME COLUMN trial TO opponent;
+CREATE INDEX impressions_by_opponent ON impressions (opponent) WHERE opponent IS NOT NULL;
+ALTER TABLE impressions DROP COLUMN model;
+ALTER TABLE impressions DROP COLUMN temperature;
+ALTER TABLE impressions DROP COLUMN keep;
+UPDATE impressions SET opponent = NULL, teams = NULL WHERE opponent >= 0;
+UPDATE impressions SET kind = 'plain' WHERE kind = 'pdgd' OR (kind = 'interleaved' AND opponent IS NULL);
+UPDATE impressions SET state = 'closed' WHERE state = 'learned';
+UPDATE settings SET value = 'learned' WHERE name = 'order' AND value = 'drawn';
+DELETE FROM settings WHERE name IN ('encoder', 'model', 'own_model', 'trial', 'trial_phase', 'trial_from',
+    'learn_weights', 'federation_problem');
+"""
+_STEPS = {  # by the format of a file
+    0: _SCHEMA + _AGENTS,
+    1: _FROM_FORMAT_1 + _AGENTS + _TO_FORMAT_4,
+    2: _AGENTS + _TO_FORMAT_4,
+    3: _TO_FORMAT_4,
+}
 
 
 @dataclass(frozen=True)
@@ -114,11 +123,9 @@ class NewDocument:
     location: str
     link: str
     date: int
-    depth: int
     sender: str
     text: str
     row: ForwardRow
-    written_to: tuple[str, ...] = ()
 
 
 class Store:
@@ -165,6 +172,8 @@ class Store:
         if version < VERSION:
             with self.writing():
                 version = self._pragma("user_version")  # another process may have been first
+                if version:  # earlier versions recorded searches for a federation
+                    shutil.rmtree(self.folder / "federation" / "searches", ignore_errors=True)
                 for statement in _STEPS.get(version, "").split(";"):
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -251,29 +260,24 @@ class Store:
         for file, one in fresh:
             seq += 1
             values = (
-                one.digest, seq, one.kind, one.title, one.location, one.link, one.date, one.depth, one.sender,
+                one.digest, seq, one.kind, one.title, one.location, one.link, one.date, one.sender,
             )  # fmt: skip
             document: int | None
             if (file, one.part) in known:
                 document = known[file, one.part][0]
                 self.db.execute(
                     "UPDATE documents SET digest = ?, seq = ?, kind = ?, title = ?, place = ?, link = ?, date = ?, "
-                    "depth = ?, sender = ? WHERE id = ?",
+                    "sender = ? WHERE id = ?",
                     (*values, document),
                 )
-                self.db.execute("DELETE FROM written_to WHERE document = ?", (document,))
-                self.db.execute("DELETE FROM vectors WHERE document = ?", (document,))
             else:
                 document = self.db.execute(
-                    "INSERT INTO documents (digest, seq, kind, title, place, link, date, depth, sender, file, part) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO documents (digest, seq, kind, title, place, link, date, sender, file, part) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (*values, file, one.part),
                 ).lastrowid
             self.db.execute("REPLACE INTO texts VALUES (?, ?)", (document, zlib.compress(one.text.encode(), 3)))
             self.db.execute("REPLACE INTO forward VALUES (?, ?)", (document, zlib.compress(one.row.pack(), 1)))
-            self.db.executemany(
-                "INSERT OR IGNORE INTO written_to VALUES (?, ?)", ((document, a) for a in one.written_to)
-            )
         self.set(seq=seq)
         self._count([one.row for _, one in fresh], 1)
         return len(fresh) - len(old), len(old)
@@ -348,7 +352,7 @@ class Store:
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-_OF_DOCUMENTS = dict.fromkeys(("texts", "forward", "written_to", "vectors"), "document") | {"documents": "id"}
+_OF_DOCUMENTS = dict.fromkeys(("texts", "forward"), "document") | {"documents": "id"}
 
 
 def in_parts(values: Sequence[Any], most: int = 500) -> Iterator[Sequence[Any]]:

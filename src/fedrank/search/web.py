@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import os
 import re
@@ -12,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -25,7 +24,6 @@ from fedrank.search.folders import folder_option
 from fedrank.search.learned import what_was_learned, why_in_words
 from fedrank.search.render import part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
-from fedrank.search.sharing import Sharing
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp, see_other
 from fedrank.web.server import serve_page
@@ -36,10 +34,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 COMMAND = "fedrank search serve"
-SECONDS_BETWEEN_LOOKS = 5.0  # checks whether the user joined a federation
 MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
-DRAWN_CAUSES = 6
 SHOWN_ASKED = 50  # latest searches of agents
 LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -50,7 +46,6 @@ NOTES = {
     "no-search": "No search with this text is recorded, so nothing was deleted.",
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
-    "reset": "The learned order was reset.",
     "order": "The order was changed.",
     "opened": "Asked the system to open the original file.",
     "no-original": "This document has no original file to open.",
@@ -126,31 +121,7 @@ def serve(
     client: SearchClient, port: int = 0, hint: str = "", ready: Callable[[str], None] = lambda link: None
 ) -> None:
     """Serve until interrupted; `ready` is called with the one-time link as soon as it works."""
-    taking_part = _taking_part(client)
-    serve_page(
-        COMMAND, lambda access: make_app(client, access, hint), port, ready, extra="search", meanwhile=taking_part
-    )
-
-
-@contextlib.contextmanager
-def _taking_part(client: SearchClient) -> Iterator[None]:
-    """Participate in the federation of this folder; the user may also join while the page is served."""
-
-    def take_part() -> None:
-        while not stop.wait(SECONDS_BETWEEN_LOOKS):
-            if Sharing.is_there(client.folder):
-                from fedrank.search.joining import keep_taking_part  # imports a site, which most users do not need
-
-                keep_taking_part(client, stop)
-
-    stop = threading.Event()
-    thread = threading.Thread(target=take_part, name="fedrank-federation", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    serve_page(COMMAND, lambda access: make_app(client, access, hint), port, ready, extra="search")
 
 
 def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
@@ -257,7 +228,7 @@ def _why(served: Served, request: Request) -> Response:
     sums = [sum(cause.share for cause in one.causes) for one in explained]
     words = [sentences for _, sentences in why.results]
     rows = list(zip(explained, words, visible, sums, strict=True))
-    return _html("why.html", impression=impression, why=why, explained=rows, shares=shares, most=DRAWN_CAUSES)
+    return _html("why.html", impression=impression, why=why, explained=rows, shares=shares)
 
 
 def _learned(served: Served, request: Request) -> Response:
@@ -267,15 +238,14 @@ def _learned(served: Served, request: Request) -> Response:
 
 def _status(served: Served, request: Request) -> Response:
     status = served.client.status()
-    changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
     option = folder_option(served.client.folder.absolute())
     agents = AgentSearch(served.client)
     of_agents = {"folders": agents.folders(), "asked": agents.log(SHOWN_ASKED)}
-    return _html("status.html", status=status, changed=changed, option=option, agents=of_agents, note=_note(request))
+    return _html("status.html", status=status, option=option, agents=of_agents, note=_note(request))
 
 
 def _learn(served: Served, request: Request, form: Form) -> Response:
-    setting = _one_of(form.get("setting", ""), Literal["on", "off", "reset"], "setting")
+    setting = _one_of(form.get("setting", ""), Literal["on", "off"], "setting")
     served.client.learn_setting(setting)
     return see_other(f"/status?note={setting}")
 
