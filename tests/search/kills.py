@@ -27,7 +27,6 @@ from fedrank.data.live_features import ForwardRow, ForwardRows, WordStatistics
 from fedrank.ranking.gate import Gate, Team
 from fedrank.search import impressions, ingest, opponents
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import warm_up
 from fedrank.search.opponents import ENGINE, FORGETFUL, GIVEN_UP
 from tests.search.made_up import write_documents
 
@@ -122,8 +121,6 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
     """Kill so often; returns how many clicks were answered."""
     chance = random.Random(seed)
     documents, store, clicked = write_documents(folder / "documents", DOCUMENTS), folder / "store", set()
-    with SearchClient(folder / "other") as client:  # so that children have what is compiled
-        warm_up(client.features)
     for number in range(count):
         heard, told = os.pipe()
         child = in_child(work, store, documents, told, 1_001 * number)

@@ -10,7 +10,7 @@ from fedrank.data.live_features import NAMES, ForwardRows, QueryTerms, WordStati
 
 WEIGHTED = ("engine", "covered by beginning", "near pairs", "title precision", "feedback")
 HEAD, NEAR, BEST = 50, 8, 5  # words at the beginning of a body, words between neighbours, documents of the feedback
-_GAP = NEAR + 1  # between documents, so that no pair crosses two
+_GAP = NEAR + 1  # between documents: no pair crosses two
 
 
 def weighted_features(

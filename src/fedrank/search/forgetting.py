@@ -8,6 +8,7 @@ import numpy as np
 
 from fedrank.data.live_features import FeatureSet
 from fedrank.search.ingest import forgotten_name
+from fedrank.search.queries import parse
 from fedrank.search.readers import clean
 from fedrank.search.results import ForgottenRows
 from fedrank.search.store import Store, in_parts, marks
@@ -21,7 +22,7 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
     values: list[Any]
     if query is not None:
         text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
-        key = features.query(text).key
+        key = features.query(parse(text).words).key
         which, values = "query = ? OR (terms = ? AND terms != x'')", [text, key]
     else:
         which, values = "time >= ?", [since]
@@ -82,6 +83,7 @@ def forget_document(store: Store, document: int, searches: bool = False) -> Forg
         deleted = _delete([id for id, _ in listed], store) if searches else 0
         store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
         store.remove([document])
+        store.set(has_forgotten=1)
         if not part:  # the document is the whole file, so its name is deleted, too
             store.db.execute("DELETE FROM files WHERE id = ?", (file,))
             store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))

@@ -2,7 +2,7 @@
 
 Results are ranked by `words`, stems as 31-bit hashes in eight hexadecimal digits, so engine and features use the same
 terms. The other fields are for conditions of queries: `plain` has the words as they are written, for exact words,
-beginnings of words and spelling; `title` has stems, `kind` also the ending of the file's name, and `folder` hashed names.
+beginnings of words and spelling; `title` has stems, `kind` also the ending of the file's name, `folder` hashed names.
 Document ids are signed integers because tantivy cannot delete by an unsigned field. One process updates the index,
 others reload it.
 """
@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRow, ForwardRows, hash_stem
+from fedrank.data.live_features import FeatureSet, ForwardRow, hash_stem
 from fedrank.data.text import tokens
 from fedrank.extras import missing_extra
 from fedrank.files import Locked, locked, private_folder
-from fedrank.search.queries import Condition, Parsed, endings_of, folders_of
+from fedrank.search.queries import NO_CONDITIONS, Condition, Parsed, endings_of, folders_of, parse
 from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import Store
 
@@ -37,9 +37,9 @@ BATCH = 2_000  # documents per commit
 LONGEST_WORD = 40  # characters of a word in `plain`
 MAX_TAGS = 200
 SHORTEST_SIMILAR = 4  # letters of a word for which a similar one is suggested; twice as many may have two errors
+MOST_RESPELLED = 8  # words of a query
 RANKED_BEGINNINGS = 8  # most frequent words with the beginning in a query that count in the ranking
 ON_WORDS = {"exact", "prefix", "title"}  # conditions on words of the text
-NO_CONDITIONS = Parsed("")
 _FIELDS = {  # the fields of text with what they store of a word in a document
     "words": "freq", "plain": "position", "title": "position", "kind": "basic", "folder": "position",
     "sender": "position", "tag": "basic",
@@ -162,7 +162,7 @@ class Engine:
 
     def _forget_what_is_done(self) -> None:
         with self.store.writing():
-            self.store.set(indexed=0)
+            self.store.set(indexed=0, has_forgotten=0)
         self.fresh = False
 
     def _commit_changes(self) -> None:
@@ -274,8 +274,6 @@ class Engine:
         """The query for the documents that meet a condition."""
         query, value = self._tantivy.Query, one.value
         match one.field:
-            case "word":
-                return self._word("words", *map(term, self.features.query(value).stems.tolist()))
             case "exact":
                 return self._word("plain", *_plain(value).split())
             case "prefix":
@@ -295,14 +293,26 @@ class Engine:
                 after = one.field == "after"
                 return query.range_query(
                     self._index.schema, "date", self._tantivy.FieldType.Integer, int(value) if after else None,
-                    None if after else int(value), include_upper=False,
+                    None if after else int(value), include_upper=after,
                 )  # fmt: skip
 
-    def similar_word(self, word: str) -> str | None:
-        """The most frequent word that differs least from a word that does not occur; None if it occurs."""
-        words = _plain(word).split()
-        if len(words) != 1 or len(word := words[0]) < SHORTEST_SIMILAR or self._searcher.doc_freq("plain", word):
-            return None
+    def respelled(self, text: str) -> str:
+        """The query with similar words in place of those that do not occur; "" if there are none."""
+        unknown = [
+            word
+            for word in dict.fromkeys(_plain(parse(text).words).split())
+            if len(word) >= SHORTEST_SIMILAR and word.isalpha()
+            for stem in self.features.query(word).stems.tolist()
+            if not self._searcher.doc_freq("words", term(stem)) and not self._searcher.doc_freq("plain", word)
+        ]
+        found = text
+        for word in unknown[:MOST_RESPELLED]:
+            if (similar := self._similar(word)) is not None:
+                found = re.sub(rf"(?<!\w){word}(?!\w)", similar, found, flags=re.IGNORECASE)
+        return found if found != text else ""
+
+    def _similar(self, word: str) -> str | None:
+        """The most frequent word that differs least from a word."""
         query, schema = self._tantivy.Query, self._index.schema
         for distance in (1, 2) if len(word) >= 2 * SHORTEST_SIMILAR - 1 else (1,):
             like = query.fuzzy_term_query(schema, "plain", word, distance)
@@ -315,7 +325,7 @@ class Engine:
 
 def conditions_of(filters: Filters) -> list[Condition]:
     """The filters of the search form as conditions."""
-    given = {"type": filters.kind, "in": filters.folder, "from": filters.sender}
+    given: dict[str, str | int | None] = {"type": filters.kind, "in": filters.folder, "from": filters.sender}
     given |= {"after": filters.since, "before": filters.before}
     return [Condition(field, str(value)) for field, value in given.items() if value is not None]  # type: ignore[arg-type]
 

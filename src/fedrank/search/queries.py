@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from fedrank.data.text import tokens
 
-Field = Literal["word", "exact", "prefix", "title", "type", "in", "from", "tag", "after", "before"]
+Field = Literal["exact", "prefix", "title", "type", "in", "from", "tag", "after", "before"]
 FIELDS = {"title", "type", "in", "from", "tag", "after", "before"}
 MAX_CONDITIONS = 32
 KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
@@ -26,12 +26,13 @@ ENDINGS = {  # types with several endings; any other type is one ending
     "slides": ("pptx", "odp", "ppt"),
     "picture": ("jpg", "jpeg", "png", "tif", "tiff", "webp"),
 }
+TYPES = {**KINDS, "pdf": "PDF", **{name: name for name in ENDINGS}}  # for a menu
 _ITEM = re.compile(
     r'(?<!\S)(?P<minus>-(?=["\w]))?(?:(?P<field>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"(?!["\w])[^\s"]*|(?P<plain>\S*))'
 )
 _QUOTES = str.maketrans(dict.fromkeys("“”„‟«»", '"'))
 _NOUNS: dict[str, str] = {
-    "word": "“{}”", "exact": "the exact words “{}”", "prefix": "words beginning with “{}”",
+    "exact": "exactly “{}”", "prefix": "words beginning with “{}”",
     "title": "“{}” in the title", "type": "type {}", "in": "folder “{}”", "from": "sender “{}”", "tag": "tag “{}”",
     "after": "dates from {} on", "before": "dates before {}",
 }  # fmt: skip
@@ -66,7 +67,10 @@ class Parsed:
     @property
     def meaning(self) -> tuple[str, ...]:
         """The conditions in words."""
-        return (*map(str, self.required), *(f"without {one}" for one in self.excluded))
+        return (*map(str, self.required), *(f"without {str(one).removeprefix('exactly ')}" for one in self.excluded))
+
+
+NO_CONDITIONS = Parsed("")
 
 
 @lru_cache(maxsize=256)
@@ -74,25 +78,26 @@ def parse(query: str) -> Parsed:
     """Parse a query.
 
     >>> parse('"night train" berlin -draft type:pdf').meaning
-    ('the exact words “night train”', 'type pdf', 'without “draft”')
+    ('exactly “night train”', 'type pdf', 'without “draft”')
     """
     words: list[str] = []
     notes: list[str] = []
-    conditions: dict[bool, list[Condition]] = {False: [], True: []}  # by whether they exclude
+    required: list[Condition] = []
+    excluded: list[Condition] = []
     for item in _ITEM.finditer(query.translate(_QUOTES)):
         exclude, one = item["minus"] is not None, None
         try:
             one = _condition(item)
-            if one and sum(map(len, conditions.values())) >= MAX_CONDITIONS:
+            if one and len(required) + len(excluded) >= MAX_CONDITIONS:
                 raise ValueError(f"a query has at most {MAX_CONDITIONS} conditions")
         except ValueError as problem:
             notes.append(f"{item[0]} was searched as words: {problem}")
             one = None
         if one is not None:
-            conditions[exclude].append(one)
+            (excluded if exclude else required).append(one)
         if one is None or (not exclude and one.field in ("exact", "prefix", "title")):
             words.append(item[0] if one is None else one.value)
-    return Parsed(" ".join(filter(None, words)), *map(tuple, conditions.values()), tuple(notes))
+    return Parsed(" ".join(filter(None, words)), tuple(required), tuple(excluded), tuple(notes))
 
 
 def _condition(item: re.Match[str]) -> Condition | None:
@@ -114,7 +119,7 @@ def _condition(item: re.Match[str]) -> Condition | None:
             raise ValueError("the beginning of a word needs at least two letters")
         return Condition("prefix", value[:-1])
     if item["minus"]:
-        return Condition("word" if len(tokens(value)) == 1 else "exact", value)
+        return Condition("exact", value)
     return None
 
 

@@ -81,6 +81,9 @@ class Shown:
     results: tuple[Result, ...]
     state: str  # see `impressions.STATES`
     teaches: bool  # whether clicks in this list are remembered
+    meaning: tuple[str, ...] = ()  # conditions of the query in words
+    notes: tuple[str, ...] = ()  # what was not understood as a condition, and why
+    suggestion: str = ""  # the query with other spellings of words that do not occur
 
 
 @dataclass(frozen=True)
