@@ -462,15 +462,6 @@ def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
     assert {wanted.removesuffix(": my notes") for _, wanted in WISHES} <= titles
 
 
-@pytest.mark.parametrize("command", ["join", "aggregate"])
-def test_training_together_has_ended_with_the_reason(fedrank: Command, command: str) -> None:
-    code, out, err = fedrank(command, "file:shared")
-    assert code != 0
-    assert out == ""
-    assert "did not rank new searches better, even without noise" in err
-    assert [path.name for path in Path().iterdir()] == ["notes"], "nothing was written"
-
-
 def refuse(question: str, abort: bool = False) -> bool:
     """What `typer.confirm` does when somebody says no."""
     import typer

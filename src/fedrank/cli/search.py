@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedrank.cli.find import SearchGroup, facts_of, open_result, print_results, recent_queries
 from fedrank.cli.shared import (
+    EXIT_FAILURE,
     AsJson,
     Browser,
     Port,
@@ -25,13 +27,14 @@ from fedrank.cli.shared import (
 )
 from fedrank.display import count_of
 from fedrank.search.folders import default_folder, folder_option
+from fedrank.search.results import PAGE_SIZE
 
 if TYPE_CHECKING:
     from fedrank.search.agents import AgentSearch
     from fedrank.search.client import SearchClient
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
-search_app = typer.Typer(no_args_is_help=True)
+search_app = typer.Typer(cls=SearchGroup, no_args_is_help=True, subcommand_metavar="WORDS... | COMMAND [ARGS]...")
 Home = Annotated[
     Path | None,
     typer.Option(
@@ -94,6 +97,53 @@ def search_index(
             print_line("Watching for changes; Ctrl-C stops.")
             with contextlib.suppress(KeyboardInterrupt):
                 watch_folders(client, _print_indexed, threading.Event())
+
+
+@search_app.command(
+    "find",
+    epilog="Examples:  fedrank search roof invoice  ·  fedrank search '\"night train\" -draft type:pdf'  ·  fedrank "
+    "search roof --open 1  ·  open the second result of the last search:  fedrank search --open 2",
+    context_settings={"ignore_unknown_options": True},  # -draft is a word to exclude
+)
+def search_find(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help='Words, "exact words", begin*, -without, title:, in:, from:, type:, tag:, after:, before:.',
+            autocompletion=recent_queries,
+        ),
+    ] = None,
+    open: Annotated[
+        int | None,
+        typer.Option(min=1, max=100, help="Open the result with this number; without words, of the last search."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number of results.")] = 10,
+    as_json: AsJson = False,
+    folder: Home = None,
+) -> None:
+    """Search in the terminal; `fedrank search WORDS` is the same. Exit code 0: found, 1: nothing found, 2: error.
+
+    Searches, and results opened with --open, are recorded as on the page. Give words that begin with the name of a
+    command behind `--`, as in: fedrank search -- index funds.
+    """
+    if open is None and not words:
+        raise ValueError("give words to search for, or --open with the number of a result of the last search")
+    with _client(folder) as client:
+        if not words:
+            last = client.last_search()
+        else:
+            shown = client.search(" ".join(words))
+            last = shown.impression
+            pages = range(2, min(shown.pages, -(-limit // PAGE_SIZE)) + 1)
+            results = [*shown.results, *(one for page in pages for one in client.shown(last, page).results)][:limit]
+            if not open and as_json:
+                print_json(facts_of(client, shown, results))
+            elif not open or not results:
+                print_results(shown, results)
+            if not results:
+                raise typer.Exit(EXIT_FAILURE)
+        if open:
+            open_result(client, last, open)
 
 
 @search_app.command(

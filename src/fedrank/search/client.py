@@ -232,6 +232,12 @@ class SearchClient:
                 return ()
         return marked_words(text, Asked(parse(query), self.features)).marked
 
+    def last_search(self) -> int:
+        """The number of the last recorded search."""
+        if not (last := self.store.count("SELECT max(id) FROM impressions")):
+            raise SearchError("no search is recorded; give the words to search for")
+        return last
+
     def bounced(self, impression: int, position: int) -> None:
         """Mark a click as bounced: it stays recorded but is not learned from."""
         with self.store.turn:
