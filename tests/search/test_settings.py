@@ -87,6 +87,8 @@ def test_a_folder_of_format_1_keeps_its_clicks_and_gets_the_start_weights(tmp_pa
             client.store.db.execute("ALTER TABLE impressions DROP COLUMN memory")
             client.store.db.execute("DROP TABLE agent_folders")
             client.store.db.execute("DROP TABLE agent_searches")
+            client.store.db.execute("DROP INDEX files_by_content")
+            client.store.db.execute("ALTER TABLE files DROP COLUMN content")
             client.store.db.execute("PRAGMA user_version = 1")
         chance = client.store.setting("chance")
     for _ in range(2):  # once and again
@@ -98,3 +100,5 @@ def test_a_folder_of_format_1_keeps_its_clicks_and_gets_the_start_weights(tmp_pa
             assert client.shown(found.impression).results[5].clicked
             assert client.lists.memory.lifts(LIVE_1.query("orchard apple water"), [found.results[5].id]) == [3]
             assert client.store.count("SELECT count(*) FROM models") == 4
+            client.index()
+            assert client.store.count("SELECT count(*) FROM files WHERE content IS NULL") == 0

@@ -7,14 +7,13 @@ import json
 import mailbox
 import os
 import socket
-import zipfile
-from pathlib import Path
 
 import pytest
 
-from fedrank.search import readers, sources
+from fedrank.search import formats, readers, sources
 from fedrank.search.readers import Unreadable, link_of, text_of_markup
-from fedrank.search.sources import FoundFile, Left, walk
+from fedrank.search.sources import FoundFile, walk
+from tests.search.reading import only, read
 
 MAIL = b"""From: "Ann B." <ann@example.org>
 To: me@example.org
@@ -40,30 +39,6 @@ Content-Transfer-Encoding: base64
 AAAA
 --xx--
 """
-
-
-def read(folder: Path):
-    """(documents by path, reasons by path) of a folder."""
-    documents, reasons = {}, {}
-    for found in walk(folder):
-        name = os.fsdecode(found.key)
-        if isinstance(found, Left):
-            reasons[name] = found.reason
-            continue
-        assert isinstance(found, FoundFile)
-        for piece in found.pieces():
-            if isinstance(piece, Unreadable):
-                reasons[name] = str(piece)
-            else:
-                documents.setdefault(name, []).append(piece)
-    return documents, reasons
-
-
-def only(folder: Path):
-    documents, reasons = read(folder)
-    assert not reasons
-    (pieces,) = documents.values()
-    return pieces
 
 
 def test_text_markdown_and_code_are_files_with_titles(tmp_path):
@@ -347,7 +322,8 @@ def test_a_year_that_no_database_takes_is_no_obstacle(tmp_path, monkeypatch):
     real = os.stat(tmp_path / "a.txt")
     for years in (10**15, -(10**15)):
         facts = os.stat_result([*real[:7], 0, years, 0], {"st_mtime_ns": years * 10**9})
-        assert abs(sources._modified(facts)) == sources.LATEST < 1 << 63
+        _, modified = sources._size_and_time(None, "", facts, "")
+        assert abs(modified) == sources.LATEST < 1 << 63
 
 
 def test_what_may_not_be_read_is_counted(tmp_path, monkeypatch):
@@ -361,43 +337,6 @@ def test_what_may_not_be_read_is_counted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sources.os, "open", refuse)
     assert read(tmp_path)[1] == {"a.txt": "not allowed"}
-
-
-def office(path: Path, member: str, xml: bytes) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(member, xml)
-
-
-def test_office_files_are_their_text(tmp_path):
-    word = b"<w:document xmlns:w='w'><w:p><w:t>one</w:t></w:p><w:p><w:t>two &amp; three</w:t></w:p></w:document>"
-    office(tmp_path / "a.docx", "word/document.xml", word)
-    office(tmp_path / "b.odt", "content.xml", b"<o:d xmlns:o='o'><o:p>four</o:p></o:d>")
-    office(tmp_path / "c.pptx", "ppt/slides/slide1.xml", b"<a:t xmlns:a='a'>five</a:t>")
-    documents, reasons = read(tmp_path)
-    assert not reasons
-    assert [pieces[0].text for pieces in documents.values()] == ["one\ntwo & three", "four", "five"]
-
-
-def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_UNPACKED", 1 << 20)
-    office(tmp_path / "a.docx", "word/document.xml", b"<a>" + b" " * (8 << 20) + b"</a>")
-    laughs = b"<!DOCTYPE a [<!ENTITY b 'ha'><!ENTITY c '&b;&b;&b;&b;'>]><a>&c;</a>"
-    office(tmp_path / "b.docx", "word/document.xml", laughs)
-    (tmp_path / "c.docx").write_bytes(b"PK\x03\x04 nothing more")
-    documents, reasons = read(tmp_path)
-    assert not documents
-    assert reasons == {
-        "a.docx": "unpacks to too much", "b.docx": "broken office file", "c.docx": "broken office file",
-    }  # fmt: skip
-
-
-@pytest.mark.long
-def test_office_files_of_one_comment_or_of_elements_in_each_other(tmp_path):
-    office(tmp_path / "a.docx", "word/document.xml", b"<a><!--" + b"x" * (40 << 20) + b"-->text</a>")
-    office(tmp_path / "b.docx", "word/document.xml", b"<a>" * (5 << 20))
-    documents, reasons = read(tmp_path)
-    assert documents["a.docx"][0].text == "text"
-    assert reasons == {"b.docx": "broken office file"}
 
 
 def test_pdf_without_the_package_is_counted(tmp_path, monkeypatch):
@@ -451,5 +390,5 @@ def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(readers, "MAX_PART", 1000)
     data = b"From a\nSubject: 1\n\nx\n\nFrom b\nSubject: 2\n\n" + b"y" * 3000 + b"\n" + b"z\n" * 900
     data += b"\nFrom c\nSubject: 3\n\nz\n"
-    pieces = list(readers.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))
+    pieces = list(formats.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))
     assert [str(p) if isinstance(p, Unreadable) else p.title for p in pieces] == ["1", "too large", "3"]

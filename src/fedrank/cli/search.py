@@ -60,6 +60,12 @@ def search_index(
     language: Annotated[
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
     ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Program that writes the text of files, by ending, such as 'png=tesseract {file} -'; may be repeated."
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Continue to index changes until Ctrl-C.")] = False,
     remove: Annotated[
         list[Path] | None,
@@ -69,10 +75,11 @@ def search_index(
     quiet: Quiet = False,
 ) -> None:
     """Index documents, or update the index. A stopped command continues where it stopped."""
+    from fedrank.search.commands import remember_command
     from fedrank.search.render import skipped_counts
 
     if remove:
-        if paths or bookmarks or encoder or watch:
+        if paths or bookmarks or encoder or watch or command:
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
@@ -81,6 +88,8 @@ def search_index(
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
             client.vectors.use(encoder)
+        for given in command or []:
+            remember_command(client.store, given)
         with progress(quiet) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _print_indexed(done)

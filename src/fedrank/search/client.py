@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -28,6 +28,7 @@ from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_w
 from fedrank.search.index import Candidacy, Engine
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists, raw_features, still_there
+from fedrank.search.reader_process import ReaderProcess
 from fedrank.search.readers import clean
 from fedrank.search.result_pages import ResultPages, count_pages, explain
 from fedrank.search.results import (
@@ -117,11 +118,13 @@ class SearchClient:
         *,
         bookmarks: Sequence[str | os.PathLike[str]] = (),
         progress: Progress = quiet,
+        changed: Collection[Path] | None = None,
     ) -> Indexed:
         """Index new and changed files below these paths and all paths given earlier; deleted files are removed.
 
         A path is a folder (including a Maildir) or one file: text, mbox, .eml, JSONL. File contents are not trusted:
-        files that cannot be read are counted by reason. Indexing can be interrupted; the next call continues.
+        they are read in a process with limits, and those that cannot be read are counted by reason. Indexing can be
+        interrupted; the next call continues. With `changed`, only these paths and what is below them are looked at.
         """
         began = time.monotonic()
         with self.engine.updating():
@@ -131,11 +134,12 @@ class SearchClient:
             progress("prepare", 0, 1, "compiling once on this machine, about 30 seconds")
             warm_up(self.rows)
             progress("prepare", 1, 1)
-            with self.store.turn:
-                collector = Collector(
-                    self.store, self.features, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
-                )
-            counts = collector.collect(roots)
+            with ReaderProcess(self.folder) as reader:
+                with self.store.turn:
+                    collector = Collector(
+                        self.store, self.features, reader, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
+                    )
+                counts = collector.collect(roots, changed)
             self.engine.follow()
             self.vectors.make_missing(progress)
         with self.store.turn:
@@ -144,6 +148,7 @@ class SearchClient:
             return Indexed(
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
                 skipped_files(self.store), time.monotonic() - began, empty_roots(self.store), missing_roots(self.store),
+                counts.moved,
             )  # fmt: skip
 
     def remove_root(self, path: str | os.PathLike[str]) -> int:

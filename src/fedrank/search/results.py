@@ -130,6 +130,7 @@ class Indexed:
     seconds: float
     empty: tuple[str, ...] = ()  # indexed folders without files
     missing: tuple[str, ...] = ()  # indexed folders that no longer exist; their documents stay
+    moved: int = 0  # files found at another place; their documents are among the changed ones
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
-VERSION = 3
+VERSION = 4
 APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
 _OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
@@ -34,8 +34,9 @@ CREATE TABLE settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE roots (id INTEGER PRIMARY KEY, path BLOB UNIQUE NOT NULL, format TEXT NOT NULL);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, root INTEGER NOT NULL, key BLOB NOT NULL, path BLOB NOT NULL,
-    size INTEGER NOT NULL, modified INTEGER NOT NULL, UNIQUE (root, key)
+    size INTEGER NOT NULL, modified INTEGER NOT NULL, content BLOB, UNIQUE (root, key)
 );
+CREATE INDEX files_by_content ON files (content);
 CREATE TABLE skipped (file INTEGER NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (file, reason))
     WITHOUT ROWID;
 CREATE TABLE passed_over (root INTEGER NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL,
@@ -100,7 +101,17 @@ UPDATE impressions SET scores = NULL, features = NULL;
 UPDATE models SET fate = 'stopped' WHERE fate = '' AND id = (SELECT value FROM settings WHERE name = 'trial');
 DELETE FROM settings WHERE name IN ('model', 'trial_phase');
 """
-_STEPS = {0: _SCHEMA + _AGENTS, 1: _FROM_FORMAT_1 + _AGENTS, 2: _AGENTS}  # by the format of a file
+_CONTENT = """
+ALTER TABLE files ADD COLUMN content BLOB;
+CREATE INDEX files_by_content ON files (content);
+"""
+# By the format of a file.
+_STEPS = {
+    0: _SCHEMA + _AGENTS,
+    1: _FROM_FORMAT_1 + _AGENTS + _CONTENT,
+    2: _AGENTS + _CONTENT,
+    3: _CONTENT,
+}
 
 
 @dataclass(frozen=True)
