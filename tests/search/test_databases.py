@@ -35,7 +35,8 @@ INSERT INTO items VALUES (1, 'AAAAAAAA', '2024-01-02 03:04:05'), (2, 'FFFFFFFF',
     (4, 'DDDDDDDD', ''), (5, 'SSSSSSSS', '2024-01-01 00:00:00'), (6, '../../xx', '');
 INSERT INTO deletedItems VALUES (4);
 INSERT INTO fields VALUES (1, 'title'), (2, 'abstractNote'), (3, 'DOI'), (4, 'date');
-INSERT INTO itemDataValues VALUES (1, 'On apples'), (2, 'They are round.'), (3, '10.1/x'), (4, '2019-05-00 May'), (5, 'Gone');
+INSERT INTO itemDataValues VALUES (1, 'On apples'), (2, 'They are round.'), (3, '10.1/x'), (4, '2019-05-00 May'),
+    (5, 'Gone');
 INSERT INTO itemData VALUES (1, 1, 1), (1, 2, 2), (1, 3, 3), (1, 4, 4), (4, 1, 5);
 INSERT INTO creators VALUES (1, 'Ann', 'Boyle'), (2, NULL, 'Orchard Society');
 INSERT INTO itemCreators VALUES (1, 2, 1), (1, 1, 0);
@@ -55,8 +56,7 @@ def database(path, script, journal="delete"):
 
 def pieces(path):
     """What is read from a file that was given by itself."""
-    for found in walk(path):
-        return [*found.pieces()]
+    return [piece for found in walk(path) for piece in found.pieces()]
 
 
 def test_the_history_of_firefox_is_addresses_titles_and_times(tmp_path):
@@ -150,7 +150,7 @@ def test_hostile_databases_are_counted(tmp_path, monkeypatch):
         "header": b"SQLite format 3\0" + b"\xff" * 5_000,
     }
     scripts = {
-        "view": "CREATE VIEW moz_places AS WITH n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS url FROM n",
+        "view": "CREATE VIEW moz_places AS WITH n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x url FROM n",
         "columns": "CREATE TABLE moz_places (url)",
         "large": "CREATE TABLE moz_places (url, title, visit_count, hidden, last_visit_date);"
         "INSERT INTO moz_places VALUES ('https://a.org', zeroblob(5000000), 1, 0, 1)",

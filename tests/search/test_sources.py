@@ -392,3 +392,77 @@ def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
     data += b"\nFrom c\nSubject: 3\n\nz\n"
     pieces = list(formats.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))
     assert [str(p) if isinstance(p, Unreadable) else p.title for p in pieces] == ["1", "too large", "3"]
+
+
+PROFILE = {
+    "prefs.js": "user_pref('x', 1);", "logins.json": "{}", "Mail/Local Folders/Inbox.msf": "// <!-- <mdb:mork -->",
+    "Mail/Local Folders/msgFilterRules.dat": "name=x", "Mail/Local Folders/Archive.sbd/2020.msf": "",
+    "ImapMail/host/INBOX.msf": "",
+}  # fmt: skip
+
+
+def test_a_profile_of_thunderbird_is_its_mail(tmp_path):
+    profile = tmp_path / "abc.default"
+    for name, text in PROFILE.items():
+        (profile / name).parent.mkdir(parents=True, exist_ok=True)
+        (profile / name).write_text(text)
+    box = b"From - Mon Jan 1\nX-Mozilla-Status: 0001\n" + MAIL + b"\n\n"
+    (profile / "Mail" / "Local Folders" / "Inbox").write_bytes(box)
+    (profile / "Mail" / "Local Folders" / "Archive.sbd" / "2020").write_bytes(box.replace(b"0001", b"0009"))
+    (profile / "ImapMail" / "host" / "Sent" / "cur").mkdir(parents=True)
+    (profile / "ImapMail" / "host" / "Sent" / "tmp").mkdir()
+    (profile / "ImapMail" / "host" / "Sent" / "cur" / "123.eml").write_bytes(MAIL)
+    documents, reasons = read(tmp_path)
+    below = "abc.default/Mail/Local Folders/"
+    assert [*documents] == ["abc.default/ImapMail/host/Sent/123.eml", f"{below}Inbox"]
+    assert reasons.pop(f"{below}Archive.sbd/2020") == "deleted in the mail program"
+    assert {*reasons.values()} == {"data of a program"}
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_message_of_a_box_keeps_its_key_when_its_flags_change(tmp_path, end):
+    mail = b"Subject: x\nX-Mozilla-Status: 0000\nX-Mozilla-Keys: a\nStatus: RO\n\nX-Status: of the body\n"
+    (tmp_path / "a.mbox").write_bytes((b"From x\n" + mail).replace(b"\n", end))
+    (before,) = only(tmp_path)
+    changed = mail.replace(b"0000", b"0003").replace(b"RO", b"O").replace(b"Keys: a", b"Keys:  ")
+    (tmp_path / "a.mbox").write_bytes((b"From x\n" + changed).replace(b"\n", end))
+    assert only(tmp_path)[0].part == before.part
+    (tmp_path / "a.mbox").write_bytes((b"From x\n" + mail.replace(b"the body", b"another")).replace(b"\n", end))
+    assert only(tmp_path)[0].part != before.part
+
+
+def test_notes_of_obsidian_have_titles_dates_and_links_as_words(tmp_path):
+    (tmp_path / "a.md").write_text(
+        '---\ntitle: "Garden plan"\ntags: [fruit, winter]\ncreated: 2024-01-01\n---\n# Heading\n'
+        "See [[People/Ann|my friend]], ![[plan.png]] and [[Trees]] #garden/soil\n"
+    )
+    (tmp_path / "b.md").write_text("---\nnot: closed\n# Heading\n[[broken\nlink]] [[]]")
+    (tmp_path / "c.md").write_text("Some text first.\n\n---\n\ntitle: no front matter\n\n---\n")
+    documents, _ = read(tmp_path)
+    note = documents["a.md"][0]
+    assert (note.title, note.date, note.name) == ("Garden plan", 1704067200, "a.md")
+    assert "See my friend (People/Ann), plan.png and Trees #garden/soil" in note.text
+    assert "tags: [fruit, winter]" in note.text
+    assert not note.text.startswith("---")
+    assert documents["b.md"][0].title == "Heading"
+    assert "[[broken\nlink]] [[]]" in documents["b.md"][0].text
+    assert (documents["c.md"][0].title, documents["c.md"][0].date) == ("Some text first.", 0)
+
+
+def test_identifiers_of_source_code_are_words_too(tmp_path):
+    (tmp_path / "a.py").write_text("def read_file(httpServer, XMLParser2, x, größeGeändert):\n    return __init__\n")
+    (tmp_path / "b.c").write_text("int x;")
+    documents, _ = read(tmp_path)
+    text, words = documents["a.py"][0].text.rsplit("\n\n", 1)
+    assert text == "def read_file(httpServer, XMLParser2, x, größeGeändert):\n return __init__"
+    assert words == "identifiers: read file, http server, xml parser 2, größe geändert"
+    assert documents["b.c"][0].text == "int x;"
+
+
+@pytest.mark.parametrize("text", ["a_" * 500_000, "aB" * 500_000, "x" * 1_000_000, "a_b " * 250_000, "---\n" * 200_000])
+def test_source_code_and_notes_take_linear_time(tmp_path, text):
+    (tmp_path / "a.c").write_text(text)
+    (tmp_path / "b.md").write_text(text + "[[" * 100_000)
+    documents, reasons = read(tmp_path)
+    assert not reasons
+    assert all(len(pieces[0].text) <= readers.MAX_TEXT + 20 for pieces in documents.values())

@@ -61,10 +61,10 @@ class Changes:
     def add(self, path: str | None) -> None:
         """Add a path; None: anything may have changed."""
         with self._turn:
-            if path is None or len(self._paths) >= MAX_CHANGES:
-                self._everything = True
-            else:
+            if path is not None:
                 self._paths.add(path)
+            if path is None or len(self._paths) > MAX_CHANGES:
+                self._everything, self._paths = True, set()
             self.some.set()
 
     def take(self) -> list[Path] | None:
