@@ -2,7 +2,7 @@
 
     python -m benchmarks.search_folder [--files 100000] [--keep FOLDER]
 
-Files are notes of 60 to 260 words like the documents of `benchmarks.live_search`, 1,000 in each folder. "One changed
+Files are notes of 60 to 260 words like the documents of `benchmarks.live_search`, in a hundred folders. "One changed
 file" is what the watcher does after an event. Each step runs in a separate process, whose peak of memory is given.
 """
 
@@ -22,7 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-STEPS = ("first run", "nothing new", "1,000 changed files", "one changed file", "a moved folder", "100 deleted files")
+STEPS = ("first run", "nothing new", "a changed folder", "one changed file", "a moved folder", "a deleted folder")
+FOLDERS = 100
 
 
 def write_files(folder: Path, count: int) -> None:
@@ -33,7 +34,7 @@ def write_files(folder: Path, count: int) -> None:
     with lines.open() as file:
         for number, line in enumerate(file):
             one = json.loads(line)
-            inner = folder / f"{number // 1000:03}"
+            inner = folder / f"{number * FOLDERS // count:03}"
             inner.mkdir(parents=True, exist_ok=True)
             (inner / f"note-{number:06}.txt").write_text(f"{one['title']}\n\n{one['text']}\n")
     lines.unlink()
@@ -41,20 +42,17 @@ def write_files(folder: Path, count: int) -> None:
 
 def change(folder: Path, step: str) -> list[Path]:
     """Change files for a step; returns the changed paths."""
-    first = folder / "000"
-    if step == "1,000 changed files":
-        for path in first.iterdir():
-            path.write_text(path.read_text() + "one more line\n")
-    elif step == "one changed file":
-        path = folder / "001" / "note-001000.txt"
-        path.write_text(path.read_text() + "another line\n")
-        return [path]
-    elif step == "a moved folder":
-        first.rename(folder / "moved")
-    elif step == "100 deleted files":
-        for path in sorted((folder / "002").iterdir())[:100]:
-            path.unlink()
-    return []
+    changed = {
+        "a changed folder": [*(folder / "000").iterdir()],
+        "one changed file": [next((folder / "001").iterdir())],
+    }
+    for path in changed.get(step, ()):
+        path.write_text(path.read_text() + "one more line\n")
+    if step == "a moved folder":
+        (folder / "002").rename(folder / "moved")
+    elif step == "a deleted folder":
+        shutil.rmtree(folder / "003")
+    return changed[step] if step == "one changed file" else []
 
 
 def measure(folder: Path, store: Path, step: str) -> None:
@@ -72,11 +70,11 @@ def measure(folder: Path, store: Path, step: str) -> None:
         after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         counts = client.store.one("SELECT count(*), min(id), max(id) FROM documents")
     cpu = [b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in zip(before, after, strict=True)]
-    memory = [usage.ru_maxrss / 1024 for usage in after]
+    memory = after[0].ru_maxrss / 1024
     outcome = f"{done.added} added, {done.changed} changed, {done.removed} removed, ids {counts[1]} to {counts[2]}"
     print(
-        f"{step:20} CPU {sum(cpu):7.2f} s (readers {cpu[1]:6.2f}), wall {wall:7.2f} s, memory {memory[0]:4.0f} MB "
-        f"(readers {memory[1]:3.0f}); {outcome}",
+        f"{step:20} CPU {sum(cpu):7.2f} s (readers {cpu[1]:6.2f}), wall {wall:7.2f} s, memory {memory:4.0f} MB; "
+        f"{outcome}",
         flush=True,
     )
 

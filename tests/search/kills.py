@@ -2,10 +2,10 @@
 
     python -m tests.search.kills --count 50
 
-It also tries, adopts and gives up models, and forgets searches. After every kill -9 the store and the engine's index
-must agree, every click that was answered must be there and no forgotten one, the model in use must be one that may be,
-and what was learned must be what the learned lists teach, each once. A new process works
-after every kill, and another one checks.
+It also moves and renames files, tries, adopts and gives up models, and forgets searches. After every kill -9 the store
+and the engine's index must agree, every document must have the id that it always had, every click that was answered
+must be there and no forgotten one, the model in use must be one that may be, and what was learned must be what the
+learned lists teach, each once. A new process works after every kill, and another one checks.
 
 Then as many while a site answers rounds from its recorded searches, in a folder and in the open, since one person alone
 cannot be asked for a sum: nothing may have left that is not in the list of what was sent, or is not in the outbox, and
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import json
 import os
 import random
 import signal
@@ -50,6 +51,7 @@ from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, OWN_RATE, first_weights, warm_up
 from fedrank.search.sharing import Sharing
 from tests.search.made_up import Clock, search_often, write_documents
+from tests.search.reading import zipped
 
 DOCUMENTS = 60
 
@@ -86,9 +88,15 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
         client.learn_setting("weights")
         while True:
             turn += 1
-            for path in sorted(folder.iterdir())[turn % 5 :: 5]:
-                path.write_text(f"the orchard in turn {turn}, {path.name}")
-            client.index([folder])
+            client.index([folder])  # what was moved before a kill is recognised before its text changes
+            for path in files_of(folder)[turn % 5 :: 5]:
+                write(path, turn)
+            client.index()
+            for path in files_of(folder)[turn % 3 :: 3]:
+                part = folder / f"part {turn % 4}"
+                part.mkdir(exist_ok=True)
+                path.rename(part / f"{turn}-{name_of(path)}")
+            client.index()
             if turn % 2 and not client.trials.phase:
                 weights = client.rows.model()[1] * (1 - turn % 3) + turn % 2
                 client.trials.begin(weights, f"a friend in turn {turn}")
@@ -100,6 +108,37 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
             client.open_document(secret.impression, 1)
             client.forget(query=secret.query)
             os.write(answered, f"-{secret.impression}\n".encode())
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("[!.]*.*") if path.is_file())
+
+
+def name_of(path: Path) -> str:
+    """The name of a file before it was renamed."""
+    return path.name.rpartition("-")[2]
+
+
+def write(path: Path, turn: int) -> None:
+    """Write a file that says its name, as a whole: an empty file would be a deleted document."""
+    part = path.with_name(f".{path.name}")
+    text = f"the orchard in turn {turn}, {name_of(path)}"
+    if path.suffix == ".docx":
+        zipped(part, {"word/document.xml": f"<p>{text}</p>"})
+    else:
+        part.write_text(text)
+    part.rename(path)
+
+
+def check_ids(client: SearchClient, known: Path) -> None:
+    """Every document has the id that it always had, wherever its file was moved."""
+    ids = json.loads(known.read_text()) if known.exists() else {}
+    rows = client.store.rows("SELECT id FROM documents")
+    for (id,) in rows:
+        name = client.store.text(id).rpartition(", ")[2]
+        assert ids.setdefault(name, id) == id, f"{name} was document {ids[name]} and is {id}"
+    assert len({client.store.text(id).rpartition(", ")[2] for (id,) in rows}) == len(rows), "a document is there twice"
+    known.write_text(json.dumps(ids))
 
 
 def choose(client: SearchClient, impression: int, place: int) -> int:
@@ -114,6 +153,7 @@ def look(store: Path, told: set[int]) -> None:
     decide_soon()
     with SearchClient(store) as client:
         check_agreement(client)
+        check_ids(client, store.parent / "ids.json")
         clicked = {id for (id,) in client.store.rows("SELECT impression FROM clicks")}
         known = {id for (id,) in client.store.rows("SELECT id FROM impressions")}
         lost = {id for id in told if id > 0} - clicked
@@ -161,6 +201,10 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
     """Kill so often; returns how many clicks were answered."""
     chance = random.Random(seed)
     documents, store, clicked = write_documents(folder / "documents", DOCUMENTS), folder / "store", set()
+    for path in files_of(documents)[::6]:
+        path.rename(path.with_suffix(".docx"))
+    for path in files_of(documents):
+        write(path, 0)
     with SearchClient(folder / "other") as client:  # so that children have what is compiled
         warm_up(client.rows)
     for number in range(count):

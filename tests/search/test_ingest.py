@@ -292,3 +292,13 @@ def test_many_deleted_files_are_removed_together(client, documents):
     assert (done.removed, done.documents) == (10, 2)
     assert not client.store.rows("SELECT 1 FROM files WHERE path LIKE 'row00%'")
     check_agreement(client)
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 100])
+def test_files_are_read_in_their_order_however_many_are_asked_for(tmp_path, monkeypatch, ahead):
+    monkeypatch.setattr(ingest, "AHEAD", ahead)
+    before = len(os.listdir("/proc/self/fd"))
+    with opened(tmp_path, count=12) as client:
+        names = [place_of(client, id) for (id,) in client.store.rows("SELECT id FROM documents ORDER BY id")]
+    assert names == [f"row{n:03}.txt" for n in range(12)]
+    assert len(os.listdir("/proc/self/fd")) == before

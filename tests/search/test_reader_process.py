@@ -49,19 +49,26 @@ except MemoryError:
 
 
 def everything(reader, root):
-    """Documents and reasons by path, as `read` says them."""
-    documents, reasons = {}, {}
+    """Documents and reasons by path, as `read` says them; all files are asked for before the first answer."""
+    documents, reasons, asked = {}, {}, []
     for found in walk(root):
         name = os.fsdecode(found.key)
         if isinstance(found, Left):
             reasons[name] = found.reason
-            continue
-        for piece in reader.pieces(found, ""):
+        else:
+            reader.ask(found, "")
+            asked.append(name)
+    for name in asked:
+        for piece in reader.pieces():
             if isinstance(piece, Unreadable):
                 reasons[name] = str(piece)
             else:
                 documents.setdefault(name, []).append(piece)
     return documents, reasons
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.process
@@ -78,7 +85,7 @@ def test_the_process_reads_what_is_read_without_it(tmp_path):
     (root / "e.bin").write_bytes(bytes(100))
     (root / os.fsdecode(b"odd-\xff\n.txt")).write_text("its name is not UTF-8")
     (root / "long.txt").write_text("long 🍎 " * 200_000)
-    expected = read(root)
+    expected, before = read(root), descriptors()
     with ReaderProcess(tmp_path / "store") as reader:
         assert everything(reader, root) == expected
         child = reader._child
@@ -86,6 +93,7 @@ def test_the_process_reads_what_is_read_without_it(tmp_path):
         assert reader._child is child, "one process reads many files"
         assert (tmp_path / "store" / "reading").stat().st_mode & 0o777 == 0o700
     assert child.returncode is not None
+    assert descriptors() == before
     assert not (tmp_path / "store" / "reading").exists(), "no copy of a database stays"
 
 
@@ -114,8 +122,10 @@ def test_no_file_stops_the_others(tmp_path, monkeypatch):
 def test_a_process_that_cannot_start_is_an_error_and_no_reason_to_skip_files(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    before = descriptors()
     with ReaderProcess(tmp_path / "store") as reader, pytest.raises(SearchError, match="could not start"):
         everything(reader, tmp_path)
+    assert descriptors() == before
 
 
 @pytest.mark.process
@@ -125,7 +135,8 @@ def test_the_process_ends_with_its_parent(tmp_path):
         "import sys, os, time\nfrom pathlib import Path\nfrom fedrank.search.reader_process import ReaderProcess\n"
         "from fedrank.search.sources import walk\n"
         "reader = ReaderProcess(Path(sys.argv[1]) / 'store')\n"
-        "for found in walk(Path(sys.argv[1])): print([*reader.pieces(found, '')] and reader._child.pid, flush=True)\n"
+        "for found in walk(Path(sys.argv[1])):\n    reader.ask(found, '')\n"
+        "print([*reader.pieces()] and reader._child.pid, flush=True)\n"
         "time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as parent:

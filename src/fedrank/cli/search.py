@@ -90,8 +90,13 @@ def search_index(
             client.vectors.use(encoder)
         for given in command or []:
             remember_command(client.store, given)
-        with progress(quiet) as tell:
-            done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        try:
+            with progress(quiet) as tell:
+                done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        except KeyboardInterrupt:
+            documents = count_of(client.status().documents, "document")
+            print_line(f"Stopped; {documents} are in the index. Run the same command to continue.")
+            raise typer.Exit(130) from None
         _print_indexed(done)
         if said := skipped_counts(done.skipped):
             print_line(f"Skipped: {said} (list them: fedrank search status --skipped{folder_option(folder)})")
@@ -489,9 +494,10 @@ def _print_agents(agents: AgentSearch, as_json: bool) -> None:
 
 
 def _print_indexed(done: Indexed) -> None:
+    moved = f"{count_of(done.moved, 'file')} moved; " if done.moved else ""
     print_line(
         f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
-        f"{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
+        f"{moved}{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
     )
 
 

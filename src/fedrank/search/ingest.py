@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedrank.search.store import NewDocument, Store, in_parts, marks
 BATCH = 1_000  # documents per transaction
 BATCH_CHARACTERS = 8_000_000
 BATCH_SECONDS = 10.0  # after which a batch is stored in any case, since a stop loses what is not stored
+AHEAD = 32  # files; the reader is asked for at most twice as many before its answers are taken
 COPIES = 20  # files with the same content that are considered as the former place of a new file
 _SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of sent mail
 MISSING = "root is not there"  # a stored reason
@@ -131,7 +132,7 @@ class _Work:
     found: FoundFile
     id: int  # 0: not in the store yet
     content: bytes
-    known: dict[str, bytes]  # digests of the documents in the store, by part
+    former: tuple[bytes, bytes] | None  # root and key, if it was moved
     documents: dict[str, NewDocument] = field(default_factory=dict)  # by part
     parts: set[str] = field(default_factory=set)  # all parts read
     reasons: Counter[str] = field(default_factory=Counter)
@@ -153,6 +154,7 @@ class Collector:
         self.after_batch = after_batch
         self.counts = Collected()
         self._works: list[_Work] = []
+        self._asked: deque[_Work] = deque()  # files that the reader was asked for, which are read next
         self._waiting = self._characters = 0  # documents and characters not stored yet
         self._reported = self._flushed = time.monotonic()
         self._begun, self._expected, self._looked_at = self._reported, math.inf, 0.0  # of a root, see `_work_of`
@@ -171,8 +173,9 @@ class Collector:
             wanted = None if changed is None else _wanted_below(root.path, changed)
             if wanted is None or wanted:
                 gone += self._collect_root(root, wanted)
-        with self.store.writing():  # at the end, since a file may have moved to another root
-            self.counts.removed += _remove_files(self.store, [id for id in gone if id not in self._moved])
+        if gone := [id for id in gone if id not in self._moved]:  # at the end: a file may have moved to another root
+            with self.store.writing():
+                self.counts.removed += _remove_files(self.store, gone)
         return self.counts
 
     def _collect_root(self, root: Root, wanted: Wanted | None) -> list[int]:
@@ -207,12 +210,12 @@ class Collector:
                         values = (found.path, found.content(), id)
                         with self.store.writing():
                             self.store.db.execute("UPDATE files SET path = ?, content = ? WHERE id = ?", values)
-                self._looked_at += _work_of(found)
-                self._report(root)
+                    self._report(root, found)
         except OSError as problem:  # of the root: its documents stay, since a drive may be disconnected temporarily
-            gone = isinstance(problem, FileNotFoundError)
-            passed[MISSING if gone else "root cannot be read"] += 1
+            passed[MISSING if isinstance(problem, FileNotFoundError) else "root cannot be read"] += 1
             seen |= known.keys()
+        while self._asked:
+            self._read_next()
         self._flush()
         if wanted is None:
             with self.store.writing():
@@ -242,7 +245,11 @@ class Collector:
             if key in known and known[key][0] == id:
                 del known[key]
             self._move(root, found, id)
-        self._read(root, found, id, content, former and former[1:])
+        self.reader.ask(found, root.format)
+        self._asked.append(_Work(root, found, id, content, former and former[1:]))
+        if len(self._asked) >= 2 * AHEAD:
+            for _ in range(AHEAD):
+                self._read_next()
 
     def _former_place(self, content: bytes) -> tuple[int, bytes, bytes] | None:
         """The id, root and key of a file with this content that is no longer where it was."""
@@ -267,10 +274,11 @@ class Collector:
         self._moved.add(id)
         self.counts.moved += 1
 
-    def _read(self, root: Root, found: FoundFile, id: int, content: bytes, former: tuple[bytes, bytes] | None) -> None:
-        """Read one file; its documents are stored in batches. `former`: root and key of a file that was moved."""
-        rows = self.store.rows("SELECT part, digest FROM documents WHERE file = ?", id) if id else ()
-        work = _Work(root, found, id, content, dict(rows))
+    def _read_next(self) -> None:
+        """Read one file; its documents are stored in batches."""
+        work = self._asked.popleft()
+        root, found, former = work.root, work.found, work.former
+        known = dict(self.store.rows("SELECT part, digest FROM documents WHERE file = ?", work.id) if work.id else ())
         self._works.append(work)
         for piece in self._pieces(root, found):
             if isinstance(piece, Unreadable):
@@ -283,7 +291,7 @@ class Collector:
                     leave_out(self.store, os.fsencode(root.path), found.key, piece.part)
             else:
                 work.parts.add(piece.part)
-                document = self._document(root, found, piece, work.known.get(piece.part, b""))
+                document = self._document(root, found, piece, known.get(piece.part, b""))
                 if document is None:
                     continue
                 work.documents[piece.part] = document
@@ -292,14 +300,15 @@ class Collector:
                 self._flush_if_full()
         work.finished = True
         self._flush_if_full()
+        self._report(root, found)
 
     def _pieces(self, root: Root, found: FoundFile) -> Pieces:
         """What is read from a file; if it has no text, or is a picture, also what the user's command says."""
         ending = ending_of(found.name)
         if root.format or ending not in self._commands:
-            yield from self.reader.pieces(found, root.format)
+            yield from self.reader.pieces()
             return
-        pieces = [*self.reader.pieces(found, root.format)]
+        pieces = [*self.reader.pieces()]
         one = pieces[0] if pieces else None
         if isinstance(one, Unreadable) and str(one) in WITHOUT_TEXT:
             one = ParsedDocument("", "file", clean(os.fsencode(found.name).decode("utf-8", "replace")), "")
@@ -389,7 +398,8 @@ class Collector:
             return False
         return self.store.one("SELECT 1 FROM left_out WHERE name = ?", _forgotten_name(root, key, part)) is not None
 
-    def _report(self, root: Root) -> None:
+    def _report(self, root: Root, found: FoundFile) -> None:
+        self._looked_at += _work_of(found)
         now = time.monotonic()
         if now - self._reported > 0.2:
             self._reported = now

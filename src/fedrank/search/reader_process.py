@@ -1,8 +1,9 @@
 """Reading files in a child process with limited time and memory, since parsers meet untrusted files.
 
 The process stays for many files. It receives the folder of a file as an open descriptor, so it opens the file that the
-walk found, and answers in lines of JSON. If a document takes too much time or memory, the process ends, the file is
-skipped with that reason, and the next file gets a new process. Windows cannot pass descriptors, so files are read in
+walk found, and answers in lines of JSON. Several files are asked for before their answers are taken, since waiting for
+each would take longer than reading most files. If a document takes too much time or memory, the process ends, the file
+is skipped with that reason, and the next one gets a new process. Windows cannot pass descriptors, so files are read in
 the calling process there.
 """
 
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +34,7 @@ SECONDS = 20  # CPU time for one document
 PATIENCE = 120.0  # seconds without an answer, for example from a disk in a network
 MEMORY = 1 << 30  # bytes more than before the first file
 LONGEST = 32 << 20  # bytes of an answer
+BUFFER = 1 << 16
 FOLDER = "reading"  # for copies of databases, inside the search folder
 TOO_SLOW, TOO_LARGE = "takes too long to read", "needs too much memory"
 PASSING = {"vanished", "not allowed", "cannot be read", "not read in time", "its reader was killed"}  # tried again
@@ -44,23 +47,36 @@ class ReaderProcess:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
         self._child: subprocess.Popen[bytes] | None = None
+        self._asked: deque[tuple[FoundFile, str]] = deque()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:
         self._stop()
+        while self._asked:
+            self._asked.popleft()[0].close()
 
-    def pieces(self, found: FoundFile, format: str) -> Pieces:
-        """The documents of a file, and reasons for unreadable parts."""
-        if sys.platform == "win32" or not ISOLATED:
-            yield from found.pieces(format)
-            return
+    def ask(self, found: FoundFile, format: str) -> None:
+        """Ask for a file; `pieces` answers in the order of the questions."""
+        self._asked.append((found.kept(), format))
+        if self._child is not None:
+            self._send(*self._asked[-1])
+
+    def pieces(self) -> Pieces:
+        """The documents of the first file that was asked for, and reasons for unreadable parts."""
+        found, format = self._asked[0]
+        try:
+            yield from self._answers_of() if ISOLATED else found.pieces(format)
+        finally:
+            self._asked.popleft()
+            found.close()
+
+    def _answers_of(self) -> Pieces:
         if self._child is None:
             self._start()
         healthy = False
         try:
-            self._ask(found, format)
             reasons = set()
             while (answer := self._answer()) is not None:
                 if isinstance(answer, Unreadable):
@@ -77,12 +93,13 @@ class ReaderProcess:
             if not healthy:
                 self._stop()
 
-    def _ask(self, found: FoundFile, format: str) -> None:
+    def _send(self, found: FoundFile, format: str) -> None:
         if sys.platform == "win32":
             raise NotImplementedError
         assert found.folder is not None
-        request = json.dumps([os.fsencode(found.full).hex(), found.format, format])
-        socket.send_fds(self._socket, [request.encode() + b"\n"], [found.folder])
+        request = json.dumps([os.fsencode(found.name).hex(), found.format, format])
+        with contextlib.suppress(OSError):  # it ended, which is noticed when it does not answer
+            socket.send_fds(self._socket, [request.encode() + b"\n"], [found.folder])
 
     def _answer(self) -> ParsedDocument | Unreadable | None:
         """A document, a reason why a part is unreadable, or None at the end of the file."""
@@ -102,12 +119,14 @@ class ReaderProcess:
                 env={**os.environ, "TMPDIR": str(self._folder)},
             )  # fmt: skip
         self._socket.settimeout(PATIENCE)
-        self._answers = self._socket.makefile("rb")
+        self._answers = self._socket.makefile("rb", BUFFER)
         try:
             self._answer()
         except (OSError, EOFError):
             self._stop()
             raise SearchError("the process that reads files could not start; the message above says why") from None
+        for asked in self._asked:
+            self._send(*asked)
 
     def _why_ended(self) -> str:
         if sys.platform == "win32":
@@ -157,28 +176,25 @@ def main() -> None:
     with contextlib.suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)
-    with socket.socket(fileno=0) as channel, channel.makefile("wb") as answers:
+    with socket.socket(fileno=0) as channel, channel.makefile("wb", BUFFER) as answers:
 
         def answer(value: Any) -> None:
             limit(resource.RLIMIT_CPU, int(time.process_time()) + SECONDS)
             answers.write(json.dumps(value).encode() + b"\n")
 
         answer(None)
-        answers.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings about files are noise
         while True:
+            answers.flush()  # before the next file, which may end this process
             request, folders, *_ = socket.recv_fds(channel, 1 << 16, 1)
             if not request:
                 return
-            full, place, format = json.loads(request)
-            try:
-                found = FoundFile(b"", b"", 0, 0, place, folders[0], os.fsdecode(bytes.fromhex(full)))
-                for piece in found.pieces(format):
-                    answer(str(piece) if isinstance(piece, Unreadable) else astuple(piece))
-                answer(None)
-                answers.flush()
-            finally:
-                os.close(folders[0])
+            name, place, format = json.loads(request)
+            found = FoundFile(b"", b"", 0, 0, place, folders[0], os.fsdecode(bytes.fromhex(name)))
+            for piece in found.pieces(format):
+                answer(str(piece) if isinstance(piece, Unreadable) else astuple(piece))
+            answer(None)
+            found.close()
 
 
 if __name__ == "__main__":
@@ -186,3 +202,5 @@ if __name__ == "__main__":
         main()
     except MemoryError:
         os._exit(_OUT_OF_MEMORY)
+    except ConnectionError:  # the calling process ended
+        os._exit(1)

@@ -35,7 +35,7 @@ class Program:
 
     signs: frozenset[str]
     read: frozenset[str]
-    deepest: int = DEEPEST  # levels below a root; a deeper one is not read, since nobody asked for it
+    deepest: int = DEEPEST  # levels below a root; a deeper one was not asked for, and is not read
 
 
 PROGRAMS = (
@@ -62,7 +62,7 @@ class Left:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file below a root; it can be read only before the walk continues."""
+    """A file below a root; it can be read only before the walk continues, unless it is `kept`."""
 
     key: bytes  # identifies the file: its path below the root, without the parts that a mail program changes
     path: bytes  # below the root; empty if the root is the file
@@ -79,6 +79,14 @@ class FoundFile:
     @property
     def name(self) -> str:
         return os.path.basename(self.full)
+
+    def kept(self) -> FoundFile:
+        """The same file with a descriptor that stays open until `close`."""
+        return self if self.folder is None else replace(self, folder=os.dup(self.folder))
+
+    def close(self) -> None:
+        if self.folder is not None:
+            os.close(self.folder)
 
     def open(self, name: str) -> BinaryIO:
         """Open a file by its path below the folder of this one; no link is followed."""
