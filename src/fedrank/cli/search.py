@@ -51,7 +51,10 @@ DEMO_FOLDER = Path("search-demo")
 def search_index(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders, mail (mbox, Maildir, .eml) or JSONL. Default: those of the last time."),
+        typer.Argument(
+            help="Folders, mail (mbox, Maildir, .eml), JSONL, profiles of browsers and Thunderbird, Zotero's folder. "
+            "Default: those of the last time."
+        ),
     ] = None,
     bookmarks: Annotated[
         list[Path] | None, typer.Option(help="Bookmarks exported from a browser; may be repeated.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDE, TALL = 100.0, 10.0  # SVG units; a bar is stretched to the width of its column
-KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
+KINDS = {"file": "file", "mail": "mail", "page": "web page", "note": "note"}
 ORDERS = {  # name, meaning, what clicks do while learning is on
     "drawn": ("learned", "What you opened before moves up; some lists are mixed with the engine's to compare.", ""),
     "fixed": ("fixed", "The same, but never mixed.", ""),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedrank.display import count_of
 
-Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
+Kind = Literal["file", "mail", "page", "note"]  # page: a bookmark or a visited page; note: JSONL, an item of Zotero
 Sort = Literal["rank", "date"]
 Order = Literal["drawn", "fixed", "engine"]  # sampled from the model, by the model's scores, the search engine's order
 PAGE_SIZE = 10  # results
@@ -55,7 +55,7 @@ class Result:
     kind: Kind
     title: str
     where: str  # a path or an address, for display
-    link: str  # http(s) address of a bookmark, else empty; only this may become a link
+    link: str  # http(s) address of a page, else empty; only this may become a link
     date: int  # seconds since 1970; 0: unknown
     snippet: Snippet
     clicked: bool  # in this impression
