@@ -375,15 +375,14 @@ def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
     assert reasons == {"b.pdf": "broken PDF", "c.pdf": "PDF without text"}
 
 
-@pytest.mark.long
-def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
+def test_no_other_page_of_a_pdf_is_read_after_some_seconds(tmp_path, monkeypatch):
     pytest.importorskip("pypdf")
-    monkeypatch.setattr(readers, "MAX_SECONDS", 0.2)
-    (tmp_path / "a.pdf").write_bytes(pdf_of(") Tj (" * 200_000))
-    (tmp_path / "b.pdf").write_bytes(pdf_of("an orchard on paper"))
-    documents, reasons = read(tmp_path)
-    assert reasons == {"a.pdf": "PDF that takes too long"}
-    assert documents["b.pdf"][0].text == "an orchard on paper"
+    pages = b"/Kids [3 0 R 3 0 R 3 0 R] /Count 3"
+    (tmp_path / "a.pdf").write_bytes(pdf_of("an orchard").replace(b"/Kids [3 0 R] /Count 1", pages))
+    assert only(tmp_path)[0].text.split("\n\n") == ["an orchard"] * 3
+    seconds = iter((0.0, 1.0, readers.MAX_SECONDS + 1))
+    monkeypatch.setattr(readers.time, "thread_time", lambda: next(seconds))
+    assert only(tmp_path)[0].text == "an orchard"
 
 
 def test_one_message_too_large_does_not_hide_the_others(monkeypatch):

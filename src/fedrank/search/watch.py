@@ -1,7 +1,7 @@
 """Watching the indexed folders, and indexing what changed.
 
 Changed paths are collected until the folders rest, and only these are looked at. If there are too many, if the system
-lost events, and once an hour, everything is looked at. Indexing takes at most a quarter of the time.
+lost events, and once an hour, everything is looked at. A pause follows that is longer than the indexing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MAX_WAIT = 30.0  # seconds after which files are read in any case
 MAX_CHANGES = 1_000  # paths; if more change at once, everything is looked at
 EVERYTHING_EVERY = 3600.0  # seconds
 UNWATCHED_EVERY = 300.0  # seconds, if the system cannot watch
-PAUSE = 3.0  # times the duration of indexing, before the next
+PAUSE = 9.0  # times the duration of indexing, before the next
+LONGEST_PAUSE = 60.0  # seconds
 # Events of reading are ignored: otherwise indexing would trigger itself.
 CHANGES = {"created", "modified", "deleted", "moved", "closed"}
 
@@ -146,7 +147,7 @@ def watch(
                 continue
             if done.added or done.changed or done.removed:
                 indexed(done)
-            stop.wait(PAUSE * (time.monotonic() - began))
+            stop.wait(min(PAUSE * (time.monotonic() - began), LONGEST_PAUSE))
     finally:
         log.removeHandler(lost)
         if observer.is_alive():
