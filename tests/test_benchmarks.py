@@ -41,6 +41,7 @@ FEW_QUERIES = {"46 x 41": (46, 41, 20, 2), "136 x 120": (136, 120, 20, 4)}
 SHORT = {
     "active_server": Short("--attacks 2"),
     "async": Short(constants={"ENTRIES": 400, "REPEATS": 1}),
+    "certified": Short("--data generated --sets 2 --seeds 1 --deletions 8"),
     "checkouts": Short(". . --pairs 2 --only linear"),
     "clients": Short("--clients 500"),
     "clients_for_privacy": Short("--out {} --data synthetic-mq2007 --device cpu --most 10 --rounds 2 --seeds 2"),
@@ -94,6 +95,7 @@ SHORT = {
     "trees": Short("--size 30 60 20 --repeats 1"),
     "trial_errors": Short("--organisations 3"),
     "trial_level": Short("--trials 20"),
+    "unlearning": Short("--data generated --sets 2 --seeds 1 --rounds 20"),
 }
 # Sites as processes, whose timeouts a busy machine breaks; tests/deploy/ runs such a federation.
 DEPLOYED = ("deploy",)

@@ -196,7 +196,9 @@ def _check_spec(block: Block, folder: Path) -> None:
         (folder / "other.toml").write_text(re.sub(r'"\.\./data/.*"', '"other.toml"', text), encoding="utf-8")
         assert reader(folder / "other.toml")
         return
-    named = [tables.get("data", {}).get(key) for key in ("train", "test", "validation")]
+    data = tables.get("data", {})
+    named = [data.get(key) for key in ("train", "test", "validation")]
+    named += [one for one in [data.get("propensities")] if one is not None and one.endswith(".json")]
     for file in filter(None, [*named, tables.get("start")]):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()

@@ -272,9 +272,10 @@ class partitions:
 class unlearners:
     """Unlearning methods remove the influence of clients from a trained model.
 
-    `Retrain` is exact: it trains again without these clients. The others are approximations. `FedEraser` and
-    `FedRemove` need the updates that a run recorded. Each is called with a case, which describes the run and names the
-    clients that leave; `fedrank forget client` does this for run folders.
+    `Retrain` is exact: it trains again without these clients. `Certified` gives a linear ranker on logged clicks with a
+    certificate. The others are approximations. `FedEraser` and `FedRemove` need the updates that a run
+    recorded. Each is called with a case, which describes the run and names the clients that leave; `fedrank forget
+    client` does this for run folders.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -289,6 +290,7 @@ class unlearners:
     [0.535]
     """
 
+    from fedrank.unlearning.methods import Certified as Certified
     from fedrank.unlearning.methods import FedEraser as FedEraser
     from fedrank.unlearning.methods import FedRemove as FedRemove
     from fedrank.unlearning.methods import FineTune as FineTune

@@ -55,6 +55,7 @@ Trait = Literal[
     "history",  # unlearner: needs the recorded updates
     "asks nobody",  # unlearner: uses only recorded data  # prose: ok
     "exact",  # unlearner: gives the model of training without the leaving clients
+    "certified",  # unlearner: gives a certificate, also for data that were removed before
 ]
 
 

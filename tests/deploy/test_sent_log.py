@@ -79,6 +79,8 @@ def test_what_cannot_be_done_is_refused_before_anybody_is_asked(trial):
         named(trial.task.folder, ["site-9"], UNLEARNERS["retrain"]())
     with pytest.raises(ValueError, match="needs the leaving site to participate"):
         named(trial.task.folder, ["site-3"], UNLEARNERS["gradient-ascent"]())
+    with pytest.raises(ValueError, match="certified is not available between organisations, because sites would see"):
+        named(trial.task.folder, ["site-3"], UNLEARNERS["certified"]())
     with pytest.raises(ValueError, match="at least 2 are needed"):
         named(trial.task.folder, ["site-1", "site-2", "site-3"], UNLEARNERS["retrain"]())
     (trial.task.folder / "plan.json").unlink()

@@ -12,19 +12,23 @@ from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import Scaffold
+from fedrank.federated.partition import Own
 from fedrank.federated.round import first_state
 from fedrank.federated.server import State
 from fedrank.federated.server_optimizers import Adam, Add, Momentum
 from fedrank.federated.simulation import simulate
 from fedrank.privacy.mechanisms import MECHANISMS
+from fedrank.ranking.learners import LoggedClicks, Pdgd
 from fedrank.ranking.measures import Evaluator
-from fedrank.ranking.rankers import Linear
+from fedrank.ranking.rankers import Linear, Mlp
 from fedrank.seeds import Chance
 from fedrank.types import NO_CORRECTION, Learned, Observed
+from fedrank.unlearning.certificate import ListLoss, minimise
 from fedrank.unlearning.history import History, HistoryWriter
 from fedrank.unlearning.methods import (
     UNLEARNERS,
     Case,
+    Certified,
     FedEraser,
     FedRemove,
     FineTune,
@@ -411,8 +415,62 @@ def test_messages_that_nobody_books_are_refused(tmp_path):
     np.testing.assert_allclose(FedRemove()(case).weights, case.first + np.sum(stored, axis=0), rtol=1e-9)
 
 
+def logged_case(leaving=(1,), learner=None, count=3, **changes):
+    """Three clients with their own lists, of which one leaves."""
+    data = made_up_data(queries=9, features=3)
+    clients = make_clients(data, count, partition=Own())
+    return Case(Federation(learner or LoggedClicks(), **changes), clients, leaving, 1, np.zeros(3), np.ones(3), 4)
+
+
+def test_certified_trains_on_the_remaining_lists_from_any_start():
+    """Its models before the noise are within the sensitivity of each other and of the only minimum, for any start."""
+    method = Certified(l2=0.1, tolerance=1e-6, epsilon=1.0, delta=1e-6)
+    case = logged_case()
+    stays = case.remaining
+    own = [stays.queries[stays.pools[pool] : stays.pools[pool + 1]] for pool in stays.pool]
+    exact, _ = minimise(ListLoss(stays.data, np.sort(np.concatenate(own)), 0.1), np.zeros(3), 1e-12)
+    for start in (np.zeros(3), np.array([5.0, -5.0, 5.0])):
+        done = method(replace(case, final=start))
+        assert done.certificate["sensitivity"] == pytest.approx(2e-5)
+        assert done.certificate["lists"] == 6
+        away = np.linalg.norm(done.weights - exact)
+        assert 0 < away < 10 * done.certificate["noise"] * np.sqrt(3)
+        assert done.curve == ((done.rounds, done.weights),)  # nothing without noise
+        assert np.array_equal(done.state.weights, done.weights)
+        assert done.interactions == done.rounds * 6
+    assert not np.array_equal(method(case).weights, method(case).weights)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (logged_case(learner=Pdgd()), "needs a linear ranker and the learner logged-clicks"),
+        (logged_case(learner=LoggedClicks(ranker=Mlp(hidden=2))), "needs a linear ranker"),
+        (logged_case(mechanism=MECHANISMS["gaussian"](clip=1.0, noise=1.0)), "certified needs further messages"),
+    ],
+    ids=["pdgd", "neural", "private"],
+)
+def test_certified_refuses_what_no_theorem_covers(case, message):
+    with pytest.raises(ValueError, match=message):
+        Certified()(case)
+
+
+def test_certified_refuses_lists_that_others_keep():
+    clients = make_clients(made_up_data(queries=9, features=3), 3)  # all draw from all queries
+    case = Case(Federation(LoggedClicks()), clients, (1,), 1, np.zeros(3), np.ones(3), 4)
+    with pytest.raises(ValueError, match="clients share lists, so those of a leaving client remain with others"):
+        Certified()(case)
+    assert Certified()(replace(case, leaving=())).certificate["lists"] == 9
+
+
+@pytest.mark.parametrize("changes", [{"l2": 0.0}, {"tolerance": -1.0}, {"epsilon": np.inf}, {"delta": 1.0}])
+def test_settings_of_certified_are_checked(changes):
+    with pytest.raises(ValueError, match=f"{next(iter(changes))} must be "):
+        Certified(**changes)
+
+
 def test_every_unlearner_has_defaults():
-    assert list(UNLEARNERS) == ["retrain", "fed-eraser", "fed-remove", "fine-tune", "gradient-ascent"]
+    assert list(UNLEARNERS) == ["retrain", "fed-eraser", "fed-remove", "fine-tune", "gradient-ascent", "certified"]
     for kind in UNLEARNERS.values():
         assert kind() == kind()
     assert first_state(Federation(), table(2), 1)[0].round == 0

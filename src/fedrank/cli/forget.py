@@ -39,12 +39,18 @@ class UnlearnOptions:
 @forget_app.command(
     epilog="Examples:  fedrank forget client runs/my --client 9  ·  fedrank forget client runs/my --client 9 "
     "--client 3 --method fed-eraser --set steps=2 --verify  ·  fedrank forget client runs/my --client 9 "
-    "--method retrain --purge-parent"
+    "--method retrain --purge-parent  ·  fedrank forget client runs/my --method certified"
 )
 @with_settings
 def client(
     folders: RunsFolders,
-    client: Annotated[list[int], typer.Option(help="Number of the client, from 0; may be repeated.")],
+    client: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Number of the client, from 0; may be repeated. With --method certified, without it: people whose "
+            "rows were removed from the data set since the run."
+        ),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="Unlearning method; fedrank methods unlearner lists them.")
     ] = "fed-eraser",
@@ -61,7 +67,7 @@ def client(
     *,
     more: UnlearnOptions,
 ) -> None:
-    """Unlearn clients of finished runs: write new runs without them, each with a receipt."""
+    """Unlearn clients of finished runs, or people: write new runs without them, each with a receipt."""
     from fedrank.experiments.report.model_output import about_forgotten
     from fedrank.experiments.runner.unlearning import unlearn_runs
 
@@ -73,7 +79,15 @@ def client(
         )
     with progress(more.quiet) as tell:
         results = unlearn_runs(
-            folders, client, chosen, out, label, verify=verify, purge=purge_parent, trust=more.trust, progress=tell
+            folders,
+            client or (),
+            chosen,
+            out,
+            label,
+            verify=verify,
+            purge=purge_parent,
+            trust=more.trust,
+            progress=tell,
         )
     print_sections(about_forgotten(results))
     print_line(f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
@@ -178,6 +192,11 @@ def _print_commands(runs: tuple[AffectedRun, ...], before: bool) -> None:
     if before and unlearn:
         print_line("Before rows are deleted, unlearn without training again:")
         for line in unlearn:
+            print_line(f"    {line}")
+    certify = dict.fromkeys(run.certified_command for run in runs if run.certified_command and run.holds)
+    if certify:
+        print_line("After rows are deleted, make a model with a certificate that it forgot them:")
+        for line in certify:
             print_line(f"    {line}")
     again = dict.fromkeys(run.retrain_command for run in runs if run.retrain_command and run.holds)
     if again:

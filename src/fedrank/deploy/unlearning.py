@@ -113,6 +113,11 @@ class Departure:
         name = describe(self.unlearner)["name"]
         if self.experiment.kind != "federated":
             raise ValueError(f'{self.parent} is an asynchronous run, whose rounds cannot be repeated; use "retrain"')
+        if has_trait(self.unlearner, "certified"):
+            raise ValueError(
+                f"{name} is not available between organisations, because sites would see models without its noise; use "
+                "retrain, fed-eraser, fed-remove or fine-tune"
+            )
         if not self.alone and not hasattr(self.unlearner, "remote"):
             raise ValueError(
                 f"{name} needs the leaving site to participate; use retrain, fed-eraser, fed-remove or fine-tune"

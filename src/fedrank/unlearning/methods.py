@@ -38,6 +38,7 @@ from fedrank.types import (
     Weights,
     has_trait,
 )
+from fedrank.unlearning.certificate import ListLoss, ReleaseNoise, minimise
 from fedrank.unlearning.history import History, Stored, lengths_of
 
 SERVER = -1  # the id under which a server learns from its own queries (aggregator "trust")
@@ -166,6 +167,9 @@ class Unlearned:
     rounds: int  # run for it
     interactions: int  # local interactions of all clients together; retraining needs as many as the run itself
     curve: tuple[tuple[int, Weights], ...]  # (round, model after it) at a few points, including the last one
+    certificate: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a certified method: its claim, and how noise gives it
 
     @property
     def weights(self) -> Weights:
@@ -277,7 +281,8 @@ class FedRemove:
     No client does any work. Our reading of the paper: starting from the initial weights, every stored round is
     aggregated again from the updates of the remaining clients, followed by the server step; a stored round also stands
     for the rounds after it that were not stored. The updates of other clients started from models that the leaving
-    clients had influenced, and are not changed.
+    clients had influenced, and are not changed. (The public code averages the stored models of the remaining clients,
+    which removes only the last round of the others.)
     """
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"history", "asks nobody"})  # prose: ok
@@ -369,12 +374,70 @@ class GradientAscent:
         return _train(case, start, memory, self.rounds, progress, spent)
 
 
+@dataclass(frozen=True)
+class Certified:
+    """Train the lists that remain until the gradient is tiny, and add noise (descent-to-delete; Neel et al., ALT 2021).
+
+    Needs a linear ranker on logged clicks with weights that are not negative, whose softmax loss with `l2` has a single
+    minimum. For those who see only the released model, it is (ε, δ)-indistinguishable from one that was trained in the
+    same way without the removed data. Between organisations it is not available: sites would see models without noise.
+    """
+
+    l2: float = 1e-3  # of the loss: l2 / 2 x squared norm of the model; a smaller value needs more noise
+    tolerance: float = 1e-8  # norm of the gradient of the mean loss of a list, at most; includes rounding errors
+    epsilon: float = 0.1  # ε of this release; a tiny tolerance makes a small one almost free
+    delta: float = 1e-6  # δ of this release
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"certified"})
+
+    def __post_init__(self) -> None:
+        for name in ("l2", "tolerance", "epsilon"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be finite and above 0 (got {getattr(self, name)})")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be above 0 and below 1 (got {self.delta})")
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
+        case.asked_again("certified", protected=False)
+        learner, remaining = case.federation.learner, case.remaining
+        if not has_trait(learner, "logged") or learner.ranker.hidden:
+            raise ValueError(
+                "certified needs a linear ranker and the learner logged-clicks: the steps of others are not those of a "
+                'convex loss, and no theorem covers them; use "retrain"'
+            )
+        queries = _queries_of(remaining)
+        leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
+        if len(case.leaving) and np.isin(_queries_of(leaving), queries).any():
+            raise ValueError(
+                "clients share lists, so those of a leaving client remain with others; use a partition that assigns "
+                'each list to one client, such as { name = "users" }'
+            )
+        loss = ListLoss(remaining.data, queries, self.l2)
+        start = case.final.weights if isinstance(case.final, State) else case.final
+        noise = ReleaseNoise(2 * self.tolerance / self.l2, len(start), self.epsilon, self.delta)
+        model, passes = minimise(loss, start, self.tolerance)
+        released = noise.release(model)
+        if progress is not None:
+            progress(passes, passes)
+        certificate = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "sensitivity": noise.sensitivity,
+            "noise": noise.deviation,
+            "multiplier": noise.multiplier,
+            "lists": len(queries),
+        }
+        state = replace(_final_state(case)[0], weights=released)
+        return Unlearned(state, None, passes, passes * len(queries), ((passes, released),), certificate)
+
+
 UNLEARNERS: dict[str, type[Unlearner]] = {
     "retrain": Retrain,
     "fed-eraser": FedEraser,
     "fed-remove": FedRemove,
     "fine-tune": FineTune,
     "gradient-ascent": GradientAscent,
+    "certified": Certified,
 }
 
 
@@ -554,6 +617,12 @@ def _rows_of(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.i
     """The positions of these ids among all ids, in any order."""
     order = np.argsort(all_ids)
     return order[np.searchsorted(all_ids, ids, sorter=order)]
+
+
+def _queries_of(clients: SimulatedClients) -> NDArray[np.int64]:
+    """The queries of these clients, each once."""
+    pools = [clients.queries[clients.pools[pool] : clients.pools[pool + 1]] for pool in np.unique(clients.pool)]
+    return np.unique(np.concatenate(pools)).astype(np.int64)
 
 
 def _into_ball(weights: Weights, centre: Weights, radius: float) -> Weights:

@@ -95,6 +95,8 @@ def forget(case: Case, unlearner: Unlearner, went: Went = lambda done, rounds: N
 
     unlearned = unlearner(replace(case, federation=replace(case.federation, learner=counted)), note)
     seconds, cpu = watch.passed
+    last = unlearned.curve[-1][0]
+    tallies[last] = unlearned.interactions, *tallies[last][1:]  # a method may read lists without the learner
     points, before = [], (0, 0, 0)
     for done, weights in unlearned.curve:
         now = tallies[done]
@@ -321,6 +323,7 @@ def receipt(
             "share_of_retraining": unlearned.interactions / needed if needed else None,
         },
         "verified": _verified(verification),
+        "certificate": unlearned.certificate,
     }
 
 

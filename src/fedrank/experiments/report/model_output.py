@@ -84,6 +84,8 @@ def _forgotten(result: Forgotten) -> Section:
     receipt, parent = result.receipt, result.parent
     paid, retrained = receipt.cost, receipt.verified.get("retrained_cpu_seconds")
     cost = f"{paid['interactions']:,} local interactions in {paid['rounds']:,} rounds"
+    if lists := receipt.certificate.get("lists"):
+        cost = f"{paid['rounds']:,} passes over {lists:,} lists"
     if paid["share_of_retraining"] is not None:
         cost += f", {100 * paid['share_of_retraining']:.1f} % of retraining"
     cost += f"; {paid['cpu_seconds']:.2f} s of processor time"
@@ -91,6 +93,8 @@ def _forgotten(result: Forgotten) -> Section:
     parts: list[Part] = [paragraph(receipt.sentence), paragraph(cost), _before_and_after(receipt)]
     if receipt.is_verified:
         parts.append(paragraph(_verdict(receipt.verified)))
+    if receipt.certificate:
+        parts += [paragraph("The certificate assumes:"), Points(tuple(receipt.certificate["assumes"]))]
     parts += [paragraph("purged ", Span(line, "code"), tone="quiet") for line in receipt.purged]
     parts.append(paragraph("New run: ", Span(str(result.folder), "code")))
     title = f"{result.folder.parent.name}, fold {parent.fold}, seed {parent.seed}"

@@ -415,7 +415,9 @@ def unlearned_table(analysis: Analysis) -> Table | None:
         before, after = (summarise([quality[when] for quality in qualities]) for when in ("parent", "unlearned"))
         cells = [str(len(qualities)), spread(main, before), spread(main, after), mean_interval(main, after)]
         cells.append(f"{np.mean(shares):.2f}" if shares else "unknown")
-        cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
+        certified = all(one.certificate for one in receipts)
+        unverified = "has a certificate" if certified else "not verified"
+        cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else unverified)
         rows.append((variant, cells))
     if not rows:
         return None

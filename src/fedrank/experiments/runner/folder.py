@@ -25,7 +25,7 @@ from fedrank.display import count_of
 from fedrank.experiments.spec.families import hints_of, is_required
 from fedrank.files import opened, parse_json, read_text, write_atomic
 from fedrank.privacy.guarantees import up
-from fedrank.value_checks import NotEmpty, at_least, checked, less_than
+from fedrank.value_checks import at_least, checked, less_than
 
 Json = dict[str, Any]
 Price = Annotated[float, at_least(0), less_than(math.inf)]  # an ε
@@ -258,6 +258,7 @@ class Receipt(Written):
     method: Json
     cost: Json
     verified: Json
+    certificate: Json = field(default_factory=dict)  # of a certified method: its claim and what it assumes
     parent: str
     purged: tuple[str, ...] = ()
     remains: tuple[Json, ...] = ()
@@ -266,7 +267,7 @@ class Receipt(Written):
     @classmethod
     def values(cls, folder: Path) -> Json:
         values = super().values(folder)
-        _table(values["removed"], {"clients": Annotated[list[Any], NotEmpty]}, f"{cls.FILE}: removed")
+        _table(values["removed"], {"clients": list[Any]}, f"{cls.FILE}: removed")
         _table(values["method"], {"name": str}, f"{cls.FILE}: method")
         _table(values["cost"], {"share_of_retraining": float | None}, f"{cls.FILE}: cost")
         _check_rows(values.get("remains", ()), {"file": str}, f"{cls.FILE}: remains")
@@ -283,9 +284,15 @@ class Receipt(Written):
         """A sentence about what has been shown for the removed clients."""
         clients, method = self.removed["clients"], self.method["name"]
         named = f"Client {clients[0]} is" if len(clients) == 1 else f"Clients {', '.join(map(str, clients))} are"
+        named = named if clients else "People who were removed from the data set are"
         not_shown = f"{named} NOT shown to be forgotten: after {method}, the model"
         if self.method.get("exact"):
             text = f"{named} forgotten by this model: it was retrained from scratch without them."
+        elif self.certificate:
+            text = (
+                f"{named} forgotten by this model, with a certificate: {self.certificate['claim']}. Earlier models "
+                "remain known."
+            )
         elif self.verified.get("within_spread"):
             close = "is as close to retrained models as these are to each other, which does not prove that it forgot"
             text = f"{not_shown.replace('NOT', 'not')} {close}."

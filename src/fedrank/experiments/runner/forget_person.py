@@ -18,6 +18,7 @@ import numpy as np
 from fedrank.data.forget_user import RemovedRows, forget_user, is_left, rows_of_user, sweep
 from fedrank.data.logs import FACTS, SearchLog, load_log
 from fedrank.experiments.runner.cards import issuer, log_card, read_card, sha256, versions
+from fedrank.experiments.runner.certificates import check_certifiable
 from fedrank.experiments.runner.data import clear_log_cache, clients_of, load_fold
 from fedrank.experiments.runner.folder import SIMULATED_RUN, Card, Json, Written
 from fedrank.experiments.runner.privacy import NOT_COVERED as OF_ALL_CARDS
@@ -56,6 +57,7 @@ class AffectedRun:
     remains: tuple[Json, ...] = ()  # files with data about them, and which data
     unlearn_command: str = ""  # to be run before rows are removed
     retrain_command: str = ""  # to be run after rows are removed
+    certified_command: str = ""  # to be run after rows are removed, where certified unlearning covers the run
 
     @property
     def holds(self) -> bool:
@@ -65,7 +67,8 @@ class AffectedRun:
     def json(self) -> Json:
         """The entry of a receipt, without the command that is not usable after rows are removed."""
         values = {name: value for name, value in asdict(self).items() if value and not name.endswith("_command")}
-        return values | ({"after": self.retrain_command} if self.retrain_command else {})
+        after = [command for command in (self.certified_command, self.retrain_command) if command]
+        return values | ({"after": " or ".join(after)} if after else {})
 
 
 @dataclass(frozen=True)
@@ -163,12 +166,15 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         source = getattr(getattr(spec, "data", None), "log", None)
         if source is None or Path(source).resolve() != log.folder.resolve():
             return None
-        again = replace(found, retrain_command=_retrain(run))
+        found = again = replace(found, retrain_command=_retrain(run))
         if not isinstance(spec, FederatedExperiment):
             return replace(again, because=f'runs of kind "{spec.kind}" do not record whose rows they used')
+        found = again = replace(again, certified_command=_certified(run, spec))
         fold = load_fold(spec.data, run.fold)
         if not np.any(fold.train.who == user):
             return replace(found, used=TESTED if np.any(fold.test.who == user) else NOT_USED)
+        if run.unlearned is not None and not run.unlearned["clients"]:  # certified, on all rows
+            return replace(again, used=LEARNED, remains=tuple(what_remains(run.path, ())))
         clients, alone = _holders(spec, run, user)
         if not clients:
             return replace(found, used=NOT_USED)
@@ -204,6 +210,17 @@ def _unlearn(run: Run, spec: FederatedExperiment, clients: Sequence[int]) -> str
         return ""
     flags = " ".join(f"--client {client}" for client in clients)
     return f"fedrank forget client {shlex.quote(str(run.path))} {flags} --method fed-eraser --verify"
+
+
+def _certified(run: Run, spec: FederatedExperiment) -> str:
+    """The command that gives a certificate once rows are removed, if the run is one that it covers."""
+    if run.status != "finished" or spec.kind != "federated" or spec.clients.people > 1:
+        return ""
+    try:
+        check_certifiable(spec, run.fold)
+    except ValueError:
+        return ""
+    return f"fedrank forget client {shlex.quote(str(run.path))} --method certified"
 
 
 def _retrain(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,9 @@ def _remains(folder: Path, leaving: Sequence[int]) -> list[dict[str, str]]:
     history = history_of(folder)
     if history is not None:
         rows = [client for client in leaving if history.holds(client)]
-        if rows:
+        if not leaving:
+            holds = "updates that were computed from their data, and the models"
+        elif rows:
             holds = f"updates of clients {', '.join(map(str, rows))} in the recorded rounds, and the models"
         else:
             holds = "no updates of the leaving clients; updates of the others to models that those clients influenced"
@@ -79,7 +82,10 @@ def _purge(folder: Path, leaving: Sequence[int]) -> list[str]:
     purged = []
     # History first: after an interruption, the remaining model shows that purging must be repeated.
     history = history_of(folder)
-    if history is not None:
+    if history is not None and not leaving:  # people of any clients
+        shutil.rmtree(folder / "history")
+        purged.append("history/: updates of all clients, and models")
+    elif history is not None:
         history.forget(leaving)
         purged.append(f"history/: updates of clients {', '.join(map(str, leaving))}, and models")
     for name in ("checkpoint.npz", "model.json"):

@@ -6,6 +6,7 @@ interruption there is none, and the same command can be repeated.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -19,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.data.forget_user import is_left
 from fedrank.experiments.runner.cards import issued_receipt, sha256
-from fedrank.experiments.runner.data import clients_of, evaluation_queries, load_fold
+from fedrank.experiments.runner.certificates import check_certifiable, completed, removed_people
+from fedrank.experiments.runner.data import clients_of, described, evaluation_queries, load_fold
 from fedrank.experiments.runner.federated import per_query, start_weights
 from fedrank.experiments.runner.folder import Card, Facts, Paid, Receipt
 from fedrank.experiments.runner.privacy import card, population_totals, summary
@@ -31,6 +34,7 @@ from fedrank.experiments.runner.writer import RunWriter, Task, Totals
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.source import read_spec
+from fedrank.federated.partition import Iid
 from fedrank.federated.quality import alike
 from fedrank.federated.round import first_weights, personal_models
 from fedrank.federated.server import State
@@ -57,6 +61,7 @@ UNLEARNED = ", unlearned"  # the suffix of a title
 ROUNDS = "row r is the model after round r of unlearning, with as many evaluations as the training"
 OF_RECORDED = "the model is computed from recorded messages, so it reveals at most what the server could learn"
 NOBODY_ASKED = "unlearning contacted no clients: it aggregated recorded messages again"
+CERTIFIED = "unlearning read the remaining lists; receipt.json has the certificate, which is not an ε per client"
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,11 @@ def unlearn_runs(
     for request, before in zip(requests, done, strict=True):
         if before is None:
             request.case()
+            if verify and request.certified:
+                raise ValueError(
+                    "--verify compares with repetitions of the run, and certified trains in another way; remove "
+                    "--verify: the receipt has the certificate"
+                )
             if verify and request.spec.mechanism is not None:
                 raise ValueError(
                     f"{request.run.path}: --verify retrains, but this run protects every message, and retraining "
@@ -135,6 +145,19 @@ class _Request:
     task: Task  # the new run
 
     @property
+    def certified(self) -> bool:
+        """Whether the method gives a certificate, and also forgets people who were removed from the data set."""
+        return has_trait(self.unlearner, "certified")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The description of the data as they are now; people may have been removed from a log since the run."""
+        if self.spec.data.log is None:
+            return self.run.data
+        fold = load_fold(self.spec.data, self.run.fold)
+        return described(fold.name, fold.train.queries, fold.test.queries, fold.train)
+
+    @property
     def before(self) -> dict[str, Any]:
         """The result of an earlier request, if any."""
         return self.run.unlearned or {}
@@ -147,11 +170,13 @@ class _Request:
     @property
     def asked(self) -> dict[str, Any]:
         """The entries of run.json that identify a request."""
-        return {
+        asked = {
             "parent": os.path.relpath(self.run.path, self.task.folder),
             "clients": list(self.leaving),
             "method": describe(self.unlearner),
         }
+        people = removed_people(self.spec.data) if self.certified else []
+        return asked | ({"people": people} if people else {})
 
     def done_before(self, verify: bool) -> Forgotten | None:
         """The result of the same request, if it exists; a folder of another run is never overwritten."""
@@ -185,6 +210,9 @@ class _Request:
         _check_protection(spec)
         if spec.population != SIMULATED:
             population_of(spec, ancestors_of(run.path)[-1])
+        if self.certified:
+            check_certifiable(spec, run.fold)
+        spec = self._with_remaining_lists()
         everybody = clients_of(spec, run.fold, run.seed)
         simulated = everybody.rows(~np.isin(everybody.ids, before.get("gone", [])))
         if not (run.path / "model.json").exists():
@@ -206,7 +234,8 @@ class _Request:
         )
         case = replace(case, first=self.first(case.remaining, run.seed))
         name = describe(self.unlearner)["name"]
-        case.check_leaving(name)
+        if not self.certified:
+            case.check_leaving(name)
         if case.history is None and has_trait(self.unlearner, "history"):
             raise ValueError(
                 f"{name} needs recorded updates, and this run has none; run it again with record_every = 10, "
@@ -218,6 +247,28 @@ class _Request:
                 "use --method retrain"
             )
         return case, model
+
+    def _with_remaining_lists(self) -> FederatedExperiment:
+        """The experiment, whose clients have the lists to train on; without a leaving client, those of the data set."""
+        changed = any(self.data[part] != self.run.data.get(part) for part in ("train_queries", "test_queries"))
+        if self.leaving and changed:
+            raise ValueError(
+                "the data set has changed since this run, so the numbers of its clients may belong to others; run the "
+                "experiment again, or use --method certified without --client after `fedrank forget person`"
+            )
+        if self.leaving or not self.certified:
+            return self.spec
+        if not changed:
+            raise ValueError(
+                "no client leaves, and the data set has not changed since this run; name a client, such as "
+                "--client 9, or remove a person's rows first with `fedrank forget person`"
+            )
+        if self.gone:
+            raise ValueError(
+                f"clients {', '.join(map(str, self.gone))} left this run before, and their lists are still in the "
+                "changed data set; remove their rows, and start from the run that they left"
+            )
+        return replace(self.spec, clients=replace(self.spec.clients, count=1, partition=Iid()))
 
 
 def _request(
@@ -251,12 +302,18 @@ def _variant(run: Run, unlearner: Unlearner) -> tuple[str, dict[str, Any]]:
     """Name and settings of the new variant: those of the parent, if it has any, then the method and its settings."""
     method = describe(unlearner)
     plain = run.variant == "only"
-    parts = [*([] if plain else [run.variant]), method["name"]]
-    parts += [f"{key}={readable(value)}" for key, value in method.items() if key != "name"]
+    own = [method["name"], *(f"{key}={readable(value)}" for key, value in method.items() if key != "name")]
+    if run.unlearned is not None and f",{run.variant}".endswith(f",{_name_of(own)}"):
+        return run.variant, run.settings  # names of a long chain stay short
+    parts = [*([] if plain else [run.variant]), *own]
     settings = run.settings
     if not plain and (not settings or "method.name" in settings):
         settings = {"variants": run.variant}
-    return re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), settings | {f"method.{key}": v for key, v in method.items()}
+    return _name_of(parts), settings | {f"method.{key}": v for key, v in method.items()}
+
+
+def _name_of(parts: Sequence[str]) -> str:
+    return re.sub(r"[^\w.=,+-]+", "-", ",".join(parts))
 
 
 def _check_protection(spec: FederatedExperiment) -> None:
@@ -285,6 +342,10 @@ def _forget(request: _Request, verify: bool, progress: Progress) -> Forgotten:
             case = replace(case, journal_for=charges.journal_for(case.remaining))
         evaluator = _evaluator(request.task)
         done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
+        if request.certified:
+            settings = {key: value for key, value in describe(request.unlearner).items() if key != "name"}
+            certificate = completed(done.unlearned.certificate, request.spec, settings, request.run.path)
+            done = replace(done, unlearned=replace(done.unlearned, certificate=certificate))
         paper = _receipt(request, case, model, done, evaluator, verify, progress)
         weights = done.unlearned.weights
         if model.weights.ndim == 2:
@@ -404,6 +465,11 @@ def _receipt(
         if shared is not None and not alike(case.clients):
             name, models = spec.measures[0], (shared, weights, again.models)
             quality[f"{name} for the leaving"] = quality_for_the_leaving(case, name, ranker, *models)
+    if request.certified:
+        paper["verified"] = {"how": "not compared with retrained models: the certificate bounds the difference"}
+        paper["cost"] |= {"retraining_interactions": None, "share_of_retraining": None}  # training is another one
+        if people := request.asked.get("people"):
+            paper["removed"] = {"clients": list(request.leaving), "people": people}
     remains = tuple(what_remains(request.run.path, case.leaving))
     return Receipt(**paper, parent=request.asked["parent"], remains=remains, quality=quality)
 
@@ -412,11 +478,12 @@ def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
     """The facts of the new run about its parent, and how it was created."""
     run, leaving = request.run, request.leaving
     clients = f"client {leaving[0]} was" if len(leaving) == 1 else f"clients {', '.join(map(str, leaving))} were"
-    exact = "" if has_trait(request.unlearner, "exact") else "; only retrain is exact"
+    clients = clients if leaving else "people who were removed from the data set were"
+    exact = "" if has_trait(request.unlearner, "exact") or request.certified else "; only retrain is exact"
     conventions = {key: text for key, text in run.conventions.items() if key not in ("online", "reward")}
     return {
         "asked": done.unlearned.rounds,
-        "data": run.data,
+        "data": request.data,
         "conventions": conventions | {"rounds": ROUNDS},
         "notes": (*run.notes, f"{clients} unlearned by {readable(describe(request.unlearner))}{exact}"),
         "unlearned": request.asked
@@ -442,7 +509,7 @@ def _card(request: _Request, done: Forgetting, charges: UnlearningCharges | None
     if request.spec.population != SIMULATED:
         people, _ = population_of(request.spec, ancestors_of(request.run.path)[-1])
         made = replace(made, population=population_totals(people))
-    added = NOBODY_ASKED
+    added = CERTIFIED if request.certified else NOBODY_ASKED
     more = f"unlearning requested updates of {done.unlearned.rounds:,} more rounds from the remaining clients"
     if charges is not None:
         added = f"{more}, protected like those of the run and charged to population {charges.population.name!r}"
@@ -480,7 +547,10 @@ def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
 def atomic_run_folder(folder: Path) -> Iterator[Path]:
     """A run folder under a temporary name, which is renamed at the end: it appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):  # of a killed process: a model never released
+        if is_left(left):
+            shutil.rmtree(left)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=f".{os.getpid()}"))
     try:
         yield part
         mask = os.umask(0)
