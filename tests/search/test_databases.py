@@ -86,6 +86,16 @@ def test_a_history_is_read_only_where_it_was_asked_for(tmp_path):
     assert {*reasons.values()} == {"data of a program"}
 
 
+def test_the_folder_of_chrome_is_the_histories_of_its_profiles(tmp_path):
+    (tmp_path / "Local State").write_text("{}")
+    for profile in ("Default", "Profile 2", "Crashpad"):
+        database(tmp_path / profile / "History", CHROME)
+        (tmp_path / profile / "Preferences").write_text("{}")
+    documents, reasons = read(tmp_path)
+    assert [*documents] == ["Default/History", "Profile 2/History"]
+    assert {*reasons.values()} == {"data of a program"}
+
+
 def test_a_history_is_read_while_the_browser_writes_it(tmp_path):
     path = database(tmp_path / "places.sqlite", FIREFOX, "wal")
     with contextlib.closing(sqlite3.connect(path)) as db:

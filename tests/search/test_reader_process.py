@@ -85,9 +85,11 @@ def test_the_process_reads_what_is_read_without_it(tmp_path):
     (root / "e.bin").write_bytes(bytes(100))
     (root / os.fsdecode(b"odd-\xff\n.txt")).write_text("its name is not UTF-8")
     (root / "long.txt").write_text("long 🍎 " * 200_000)
+    (tmp_path / "store" / "reading" / "copy-left-by-a-kill").mkdir(parents=True)
     expected, before = read(root), descriptors()
     with ReaderProcess(tmp_path / "store") as reader:
         assert everything(reader, root) == expected
+        assert not (tmp_path / "store" / "reading" / "copy-left-by-a-kill").exists()
         child = reader._child
         assert everything(reader, root) == expected
         assert reader._child is child, "one process reads many files"

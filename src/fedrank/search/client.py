@@ -297,7 +297,7 @@ class SearchClient:
         with self.store.turn:
             self.lists.forget_unrecorded()
             if everything:
-                with self.engine.updating():
+                with self.engine.updating(), ReaderProcess(self.folder):  # which deletes copies that a kill has left
                     gone = forget_everything(self.store)
                     self.engine.begin_anew()
                     begin(self.rows, self._clock)

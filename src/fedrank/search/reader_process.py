@@ -46,6 +46,7 @@ class ReaderProcess:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
+        shutil.rmtree(self._folder, ignore_errors=True)  # a kill may have left a copy
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: deque[tuple[FoundFile, str]] = deque()
 
@@ -109,7 +110,6 @@ class ReaderProcess:
         return _checked(json.loads(line))
 
     def _start(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
         private_folder(self._folder)
         self._socket, theirs = socket.socketpair()
         with theirs:

@@ -35,15 +35,18 @@ class Program:
 
     signs: frozenset[str]
     read: frozenset[str]
+    format: str  # of what is read
     deepest: int = DEEPEST  # levels below a root; a deeper one was not asked for, and is not read
 
 
+_PROFILES = frozenset({"Default", *(f"Profile {number}" for number in range(1, 100))})
 PROGRAMS = (
-    Program(frozenset({"prefs.js", "Mail"}), frozenset({"Mail", "ImapMail"})),  # Thunderbird
-    Program(frozenset({"prefs.js", "ImapMail"}), frozenset({"Mail", "ImapMail"})),
-    Program(frozenset({"prefs.js", "places.sqlite"}), frozenset({"places.sqlite"}), 1),  # Firefox
-    Program(frozenset({"Preferences", "History"}), frozenset({"History"}), 1),  # Chrome and its relatives
-    Program(frozenset({"zotero.sqlite"}), frozenset({"zotero.sqlite"})),
+    Program(frozenset({"prefs.js", "Mail"}), frozenset({"Mail", "ImapMail"}), "mbox"),  # Thunderbird
+    Program(frozenset({"prefs.js", "ImapMail"}), frozenset({"Mail", "ImapMail"}), "mbox"),
+    Program(frozenset({"prefs.js", "places.sqlite"}), frozenset({"places.sqlite"}), "database", 1),  # Firefox
+    Program(frozenset({"Local State", "Default"}), _PROFILES, "", 0),  # Chrome and its relatives
+    Program(frozenset({"Preferences", "History"}), frozenset({"History"}), "database", 1),
+    Program(frozenset({"zotero.sqlite"}), frozenset({"zotero.sqlite"}), "database"),
 )
 
 
@@ -261,7 +264,7 @@ def _folder(
             key = below
             if inside == "eml":
                 key = os.path.join(os.path.dirname(path), below.rpartition(b"/")[2].partition(b":2,")[0])
-            where, format = os.path.join(full, entry.name), "database" if program else inside
+            where, format = os.path.join(full, entry.name), program.format if program else inside
             yield FoundFile(key, below, *_size_and_time(handle, where, facts, format), format, handle, where)
         elif not stat.S_ISDIR(facts.st_mode):
             yield Left(below, "no file")
@@ -279,7 +282,7 @@ def _folder(
             except OSError:
                 yield Left(below, "cannot be read")
                 continue
-            within = "mbox" if program or inside == "mbox" else ""
+            within = "mbox" if "mbox" in (inside, program and program.format) else ""
             if maildir and entry.name in ("cur", "new"):
                 within = "eml"
             try:
