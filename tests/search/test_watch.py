@@ -60,6 +60,16 @@ def test_a_folder_changes_with_its_entries(changes, monkeypatch):
         assert changes.take() == taken
 
 
+def test_a_root_that_is_a_link_is_known_by_both_names(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    changes = Changes([tmp_path / "link"], "/own")
+    changes.take()
+    changes.dispatch(event("modified", str(tmp_path / "link" / "a.txt")))
+    changes.dispatch(event("modified", str(tmp_path / "real" / "b.txt")))
+    assert changes.take() == [tmp_path / "link" / "a.txt", tmp_path / "link" / "b.txt"]
+
+
 def test_too_many_changes_are_everything(changes, monkeypatch):
     monkeypatch.setattr(watching, "MAX_CHANGES", 3)
     for n in (1, 2, 3, 3, 2):

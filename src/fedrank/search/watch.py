@@ -42,7 +42,7 @@ class Changes:
     """Paths that changed since they were last taken."""
 
     def __init__(self, roots: list[Path], own: str) -> None:
-        self._roots, self._own = roots, own
+        self._roots, self._own = [(root, root.resolve()) for root in roots], own
         self._turn = threading.Lock()
         self._paths: set[str] = set()
         self._everything = True  # files may have changed before the watch began
@@ -56,8 +56,12 @@ class Changes:
         if event.is_directory and event.event_type == "modified" and sys.platform == "linux":
             return  # the entry of the folder that changed has an event, too
         for path in (os.fsdecode(name) for name in (event.src_path, event.dest_path) if name):
-            if not _below(path, self._own) and any(self._is_read(Path(path), root) for root in self._roots):
-                self.add(path)
+            for root, real in self._roots if not _below(path, self._own) else ():
+                at = Path(path)
+                if at.is_relative_to(real):  # some systems resolve links
+                    at = root / at.relative_to(real)
+                if self._is_read(at, root):
+                    self.add(str(at))
 
     def add(self, path: str | None) -> None:
         """Add a path; None: anything may have changed."""
