@@ -95,6 +95,7 @@ SHORT = {
         needs="cisi and cranfield",
     ),
     "secure_sum": Short("--size 5", {"COUNTS": (5, 10)}),
+    "search_folder": Short("--files 300"),
     "silo_collection": Short("{} --documents 60 --queries 10 --length 50 --topics 5"),
     "sites_scale": Short("simulated --sites 3 --rounds 3"),
     "sketch_size": Short("cranfield", {"SIZES": ((5, 20),)}, needs="cranfield"),

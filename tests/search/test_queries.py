@@ -72,7 +72,7 @@ def test_what_is_not_understood_is_searched_as_words(query, words, note):
 def test_conditions_in_words():
     said = parse('"a b" co* title:d -e type:page -in:f after:2026-01 before:2026-02-03').meaning
     assert said == (
-        "exactly “a b”", "words beginning with “co”", "“d” in the title", "type bookmark",
+        "exactly “a b”", "words beginning with “co”", "“d” in the title", "type web page",
         "dates from 2026-01-01 on", "dates before 2026-02-03", "without “e”", "without folder “f”",
     )  # fmt: skip
 

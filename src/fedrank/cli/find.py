@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import sqlite3
-import sys
-import textwrap
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from fedrank.cli.shared import print_line, print_note
+from fedrank.cli.shared import console, print_line, print_note
 from fedrank.display import count_of, visible
 from fedrank.search.folders import default_folder
+from fedrank.search.queries import KINDS
+from fedrank.search.results import NotFound, Snippet
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
     from fedrank.search.client import SearchClient
     from fedrank.search.results import Result, Shown
 
 COMPLETED, RECENT = 20, 1_000  # queries that are suggested, of the latest that are looked at
+_HARMLESS = re.compile(r"[\w .,@/+-]+")  # a shell completes without quotes
 
 
 class SearchGroup(TyperGroup):
@@ -31,7 +35,7 @@ class SearchGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["find", *args[args[0] == "--" :]]
+            args = ["find", *args]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
@@ -50,7 +54,7 @@ def recent_queries(ctx: typer.Context, args: list[str], incomplete: str) -> list
             rows = db.execute("SELECT query FROM impressions ORDER BY id DESC LIMIT ?", (RECENT,)).fetchall()
     except sqlite3.Error:
         return []
-    found = dict.fromkeys(query for (query,) in rows if query.startswith(typed) and query.isprintable())
+    found = dict.fromkeys(query for (query,) in rows if query.startswith(typed) and _HARMLESS.fullmatch(query))
     return [query[len(typed) - len(incomplete) :] for query in found][:COMPLETED]
 
 
@@ -75,56 +79,66 @@ def facts_of(client: SearchClient, shown: Shown, results: Sequence[Result]) -> d
 
 def print_results(shown: Shown, results: Sequence[Result]) -> None:
     """Print a list; through the pager if it is longer than the terminal."""
-    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    size = shutil.get_terminal_size()
-    width = size.columns if sys.stdout.isatty() else 0
-    lines = [line for one in results for line in _lines_of(one, colours, width)]
+    from rich.console import Group
+    from rich.text import Text
+
     for note in shown.notes:
         print_note(note)
     if shown.suggestion:
         print_note(f"did you mean: {shown.suggestion}")
-    if shown.meaning:
-        lines = [f"Only documents with: {' · '.join(map(visible, shown.meaning))}", "", *lines]
-    lines.append(f"{len(results):,} of {count_of(shown.found, 'result')}")
     if not results:
         print_line(f"Nothing found for {shown.query!r}")
-    elif width and len(lines) >= size.lines:
-        typer.echo_via_pager("\n".join(lines) + "\n", color=colours)
-    else:
-        typer.echo("\n".join(lines), color=colours)
+        return
+    lines = [line for one in results for line in _lines_of(one)]
+    if shown.meaning:
+        lines = [Text(f"Only documents with: {' · '.join(map(visible, shown.meaning))}"), Text(), *lines]
+    all_lines, out = Group(*lines, Text(f"{len(results):,} of {count_of(shown.found, 'result')}")), console()
+    with _paged(out, out.is_terminal and len(out.render_lines(all_lines)) >= out.height):
+        out.print(all_lines)
 
 
-def _lines_of(one: Result, colours: bool, width: int) -> list[str]:
-    from fedrank.search.render import KINDS, day, location
+@contextmanager
+def _paged(out: Console, long: bool) -> Iterator[None]:
+    """Print through the user's pager if the text is `long`, in colours if the pager is less and may show them."""
+    if not long:
+        yield
+        return
+    less = "less" in os.environ.get("PAGER", "less")
+    with out.pager(styles=less and "r" in os.environ.setdefault("LESS", "-R").lower()):
+        yield
 
-    def styled(text: str, **style: Any) -> str:
-        return typer.style(text, **style) if colours else text
 
-    number = f"{one.position + 1:>2} "
+def _lines_of(one: Result) -> list[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from fedrank.search.render import day, location
+
+    number = Text(f"{one.position + 1:>2}  ", style="dim")
     if one.gone:
-        return [f"{number} This document was removed", ""]
+        return [number + Text("This document was removed"), Text()]
     about = [KINDS[one.kind], day(one.date), "opened before" if one.before else "", visible(location(one.where))]
-    text = " ".join(visible(one.snippet.text, drop=True).split())
-    wrapped = textwrap.wrap(text, width - 4) if width > 20 else [text]
-    words = {one.snippet.text[a:b] for a, b in one.snippet.marked}
-    return [
-        styled(number, dim=True) + " " + styled(visible(one.title) or "Untitled", bold=True),
-        "    " + styled(" · ".join(filter(None, about)), dim=True),
-        *("    " + _marked(line, words if colours else set()) for line in wrapped if line),
-        "",
-    ]
+    texts = [Text(" · ".join(filter(None, about)), style="dim"), _marked(one.snippet, drop=True)]
+    title = _marked(one.heading if one.title else Snippet("Untitled"), style="bold")
+    return [number + title, *(Padding(text, (0, 0, 0, 4), expand=False) for text in texts if text), Text()]
 
 
-def _marked(line: str, words: set[str]) -> str:
-    import re
+def _marked(snippet: Snippet, style: str = "", drop: bool = False) -> Text:
+    """A snippet with its words in colour; invisible characters are escaped, or left out."""
+    from rich.text import Text
 
-    return re.sub(r"\w+", lambda word: typer.style(word[0], fg="yellow") if word[0] in words else word[0], line)
+    line, at = Text(style=style), 0
+    for start, end in [*snippet.marked, (len(snippet.text),) * 2]:
+        for piece, colour in ((snippet.text[at:start], None), (snippet.text[start:end], "yellow")):
+            line.append(visible(re.sub(r"\s+", " ", piece), drop=drop), colour)
+        at = end
+    return line
 
 
 def open_result(client: SearchClient, impression: int, number: int) -> None:
     """Open a result of a search, and record the click."""
     from fedrank.search.opening import OUTCOMES, open_original
-    from fedrank.search.results import PAGE_SIZE, NotFound
+    from fedrank.search.results import PAGE_SIZE
 
     try:
         client.shown(impression, (number - 1) // PAGE_SIZE + 1)
@@ -136,9 +150,10 @@ def open_result(client: SearchClient, impression: int, number: int) -> None:
         if outcome != "opened":
             raise ValueError(f"{OUTCOMES[outcome].split('.')[0]}: {document.original}")
         print_line(f"Opened {document.original}")
-    elif document.link:
+    elif document.link.startswith(("http://", "https://")):
         typer.launch(document.link)
         print_line(f"Opened {document.link}")
     else:
-        text = f"{document.title}\n{document.where}\n\n{document.text}\n"
-        typer.echo_via_pager("".join(map(visible, text.splitlines(keepends=True))))
+        out = console()
+        with _paged(out, out.is_terminal):
+            print_line(f"{document.title}\n{document.where}\n\n{document.text}")

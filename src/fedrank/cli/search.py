@@ -52,13 +52,22 @@ DEMO_FOLDER = Path("search-demo")
 def search_index(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders, mail (mbox, Maildir, .eml) or JSONL. Default: those of the last time."),
+        typer.Argument(
+            help="Folders, mail (mbox, Maildir, .eml), JSONL, profiles of browsers and Thunderbird, Zotero's folder. "
+            "Default: those of the last time."
+        ),
     ] = None,
     bookmarks: Annotated[
         list[Path] | None, typer.Option(help="Bookmarks exported from a browser; may be repeated.")
     ] = None,
     language: Annotated[
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Program that writes the text of files, by ending, such as 'png=tesseract {file} -'; may be repeated."
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Continue to index changes until Ctrl-C.")] = False,
     remove: Annotated[
@@ -69,18 +78,26 @@ def search_index(
     quiet: Quiet = False,
 ) -> None:
     """Index documents, or update the index. A stopped command continues where it stopped."""
+    from fedrank.search.commands import remember_command
     from fedrank.search.render import skipped_counts
 
     if remove:
-        if paths or bookmarks or watch:
+        if paths or bookmarks or watch or command:
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
                 print_line(f"{path}: {count_of(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
-        with progress(quiet) as tell:
-            done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        for given in command or []:
+            remember_command(client.store, given)
+        try:
+            with progress(quiet) as tell:
+                done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        except KeyboardInterrupt:
+            documents = count_of(client.status().documents, "document")
+            print_line(f"Stopped; {documents} are in the index. Run the same command to continue.")
+            raise typer.Exit(130) from None
         _print_indexed(done)
         if said := skipped_counts(done.skipped):
             print_line(f"Skipped: {said} (list them: fedrank search status --skipped{folder_option(folder)})")
@@ -126,17 +143,22 @@ def search_find(
     Searches, and results opened with --open, are recorded as on the page. Give words that begin with the name of a
     command behind `--`, as in: fedrank search -- index funds.
     """
-    if open is None and not words:
+    query = " ".join(words or [])
+    if unknown := [word for word in words or [] if word.startswith("--")]:
+        raise ValueError(f"unknown option {unknown[0]}; the options are --open, --limit, --json and --folder")
+    if open is None and not query.strip():
         raise ValueError("give words to search for, or --open with the number of a result of the last search")
+    if open and as_json:
+        raise ValueError("--json cannot be combined with --open; use the path or link of the result")
     with _client(folder) as client:
-        if not words:
+        if not query.strip():
             last = client.last_search()
         else:
-            shown = client.search(" ".join(words))
+            shown = client.search(query)
             last = shown.impression
-            pages = range(2, min(shown.pages, -(-limit // PAGE_SIZE)) + 1)
+            pages = range(2, 1 if open else min(shown.pages, -(-limit // PAGE_SIZE)) + 1)
             results = [*shown.results, *(one for page in pages for one in client.shown(last, page).results)][:limit]
-            if not open and as_json:
+            if as_json:
                 print_json(facts_of(client, shown, results))
             elif not open or not results:
                 print_results(shown, results)
@@ -405,9 +427,10 @@ def _print_agents(agents: AgentSearch, as_json: bool) -> None:
 
 
 def _print_indexed(done: Indexed) -> None:
+    moved = f"{count_of(done.moved, 'file')} moved; " if done.moved else ""
     print_line(
         f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
-        f"{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
+        f"{moved}{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
@@ -28,6 +28,7 @@ from fedrank.search.index import Candidacy, Engine
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists, raw_features, still_there
 from fedrank.search.queries import parse
+from fedrank.search.reader_process import ReaderProcess
 from fedrank.search.readers import clean
 from fedrank.search.result_pages import Asked, ResultPages, count_pages, explain, marked_words
 from fedrank.search.results import (
@@ -110,22 +111,25 @@ class SearchClient:
         *,
         bookmarks: Sequence[str | os.PathLike[str]] = (),
         progress: Progress = quiet,
+        changed: Collection[Path] | None = None,
     ) -> Indexed:
         """Index new and changed files below these paths and all paths given earlier; deleted files are removed.
 
         A path is a folder (including a Maildir) or one file: text, mbox, .eml, JSONL. File contents are not trusted:
-        files that cannot be read are counted by reason. Indexing can be interrupted; the next call continues.
+        they are read in a process with limits, and those that cannot be read are counted by reason. Indexing can be
+        interrupted; the next call continues. With `changed`, only these paths and what is below them are looked at.
         """
         began = time.monotonic()
         with self.engine.updating():
             with self.store.turn:
                 remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
-            with self.store.turn:
-                collector = Collector(
-                    self.store, self.features, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
-                )
-            counts = collector.collect(roots)
+            with ReaderProcess(self.folder) as reader:
+                with self.store.turn:
+                    collector = Collector(
+                        self.store, self.features, reader, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
+                    )
+                counts = collector.collect(roots, changed)
             if self.store.setting("has_forgotten"):
                 self.engine.make_anew()
             self.engine.follow()
@@ -135,6 +139,7 @@ class SearchClient:
             return Indexed(
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
                 skipped_files(self.store), time.monotonic() - began, empty_roots(self.store), missing_roots(self.store),
+                counts.moved,
             )  # fmt: skip
 
     def remove_root(self, path: str | os.PathLike[str]) -> int:
@@ -294,7 +299,7 @@ class SearchClient:
         with self.store.turn:
             self.lists.forget_unrecorded()
             if everything:
-                with self.engine.updating():
+                with self.engine.updating(), ReaderProcess(self.folder):  # which deletes copies that a kill has left
                     gone = forget_everything(self.store)
                     self.engine.begin_anew()
                     begin(self.rows, self._clock)

@@ -18,7 +18,7 @@ from fedrank.data.text import tokens
 Field = Literal["exact", "prefix", "title", "type", "in", "from", "tag", "after", "before"]
 FIELDS = {"title", "type", "in", "from", "tag", "after", "before"}
 MAX_CONDITIONS = 32
-KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
+KINDS = {"file": "file", "mail": "mail", "page": "web page", "note": "note"}
 ENDINGS = {  # types with several endings; any other type is one ending
     "text": ("txt", "text", "md", "markdown", "rst", "org", "adoc", "tex"),
     "document": ("docx", "odt", "doc", "rtf", "epub"),
@@ -133,7 +133,7 @@ def _checked(field: str, value: str) -> str:
         value = value.lower().lstrip(".")
         value = "page" if value == "bookmark" else value
         if not value.isalnum():
-            raise ValueError("a type is mail, bookmark, note, file, or the ending of a file name such as pdf")
+            raise ValueError("a type is mail, page, note, file, or the ending of a file name such as pdf")
     return value.lower().lstrip("#") if field == "tag" else value
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedrank.display import count_of
 
-Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
+Kind = Literal["file", "mail", "page", "note"]  # page: a bookmark or a visited page; note: JSONL, an item of Zotero
 Sort = Literal["rank", "date"]
 Order = Literal["learned", "fixed", "engine"]  # with memory of clicks and mixed lists, never mixed, the search engine's
 PAGE_SIZE = 10  # results
@@ -57,7 +57,7 @@ class Result:
     kind: Kind
     title: str
     where: str  # a path or an address, for display
-    link: str  # http(s) address of a bookmark, else empty; only this may become a link
+    link: str  # http(s) address of a page, else empty; only this may become a link
     date: int  # seconds since 1970; 0: unknown
     snippet: Snippet
     clicked: bool  # in this impression
@@ -135,6 +135,7 @@ class Indexed:
     seconds: float
     empty: tuple[str, ...] = ()  # indexed folders without files
     missing: tuple[str, ...] = ()  # indexed folders that no longer exist; their documents stay
+    moved: int = 0  # files found at another place; their documents are among the changed ones
 
 
 @dataclass(frozen=True)
