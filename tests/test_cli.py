@@ -457,7 +457,7 @@ COMMANDS = [
     ["engine", "trial", "plan"], ["engine", "trial", "read"], ["engine", "trial", "decide"],
     ["engine", "trial", "show"], ["engine", "trial", "adopt"], ["engine", "trial", "rollback"],
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
-    ["search", "mcp"],
+    ["search", "find"], ["search", "mcp"],
     ["rerank", "serve"], ["rerank", "key"], ["rerank", "status"], ["rerank", "forget"], ["rerank", "mcp"],
     ["rerank", "join"],
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def test_how_a_query_is_understood(query, words, required, excluded):
         ('roof "night train', 'roof "night train', "the closing quotation mark is missing"),
         ("a* roof", "a* roof", "at least two letters"),
         ("title: roof", "title: roof", "no word after the colon"),
-        ("-type:a/b", "-type:a/b", "a type is mail, bookmark"),
+        ("-type:a/b", "-type:a/b", "a type is mail, page"),
         (" ".join(f"-w{n}" for n in range(33)), "-w32", "at most 32 conditions"),
     ],
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import NAMES, ForwardRows, QueryTerms, WordStatistics
+from fedrank.data.live_features import LIVE_1, ForwardRows, QueryTerms, WordStatistics
 
 WEIGHTED = ("engine", "covered by beginning", "near pairs", "title precision", "feedback")
 HEAD, NEAR, BEST = 50, 8, 5  # words at the beginning of a body, words between neighbours, documents of the feedback
@@ -17,7 +17,7 @@ def weighted_features(
     query: QueryTerms, rows: ForwardRows, scores: NDArray[np.float64], statistics: WordStatistics
 ) -> NDArray[np.float32]:
     """[candidates, 34]: the features `WEIGHTED` of candidates in the engine's order; 0 for all others."""
-    out = np.zeros((len(rows), len(NAMES)), np.float32)
+    out = np.zeros((len(rows), len(LIVE_1.names)), np.float32)
     if not len(rows):
         return out
     sizes = np.diff(rows.offsets)
@@ -28,7 +28,7 @@ def weighted_features(
         **_matches(query, rows, document, statistics),
     }
     for name in WEIGHTED:
-        out[:, NAMES.index(name)] = values[name]
+        out[:, LIVE_1.names.index(name)] = values[name]
     return out
 
 

@@ -21,11 +21,10 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRow, hash_stem
-from fedrank.data.text import tokens
+from fedrank.data.live_features import FeatureSet, ForwardRow
 from fedrank.extras import missing_extra
 from fedrank.files import Locked, locked, private_folder
-from fedrank.search.queries import NO_CONDITIONS, Condition, Parsed, endings_of, folders_of, parse
+from fedrank.search.queries import NO_CONDITIONS, Condition, Parsed, endings_of, folders_of, parse, words_of
 from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import Store
 
@@ -390,11 +389,11 @@ def _as_terms(words: NDArray[np.int32]) -> str:
 
 def _plain(text: str) -> str:
     """The words of a text as they are written, without regard to case."""
-    return " ".join([word[:LONGEST_WORD] for word in tokens(text)])
+    return " ".join([word[:LONGEST_WORD] for word in words_of(text)])
 
 
 def _folder(name: str) -> str:
-    return term(hash_stem(name))
+    return term(zlib.crc32(name.encode("utf-8", "surrogatepass")))
 
 
 _TAGS_LINE = re.compile(

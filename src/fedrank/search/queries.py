@@ -13,8 +13,6 @@ from datetime import date, datetime
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from fedrank.data.text import tokens
-
 Field = Literal["exact", "prefix", "title", "type", "in", "from", "tag", "after", "before"]
 FIELDS = {"title", "type", "in", "from", "tag", "after", "before"}
 MAX_CONDITIONS = 32
@@ -109,11 +107,11 @@ def _condition(item: re.Match[str]) -> Condition | None:
     if field in FIELDS:
         return Condition(field, _checked(field, value))  # type: ignore[arg-type]
     if item["field"]:  # such as an address or a time
-        if item["minus"] and tokens(item[0]):
+        if item["minus"] and words_of(item[0]):
             return Condition("exact", item[0][1:])
         return None
     if quoted is not None:
-        return Condition("exact", value) if tokens(value) else None
+        return Condition("exact", value) if words_of(value) else None
     if re.fullmatch(r"\w+\*", value):
         if len(value) < 3:
             raise ValueError("the beginning of a word needs at least two letters")
@@ -127,7 +125,7 @@ def _checked(field: str, value: str) -> str:
     """The value of a field in its normal form; raises ValueError if it has no meaning."""
     if field in ("after", "before"):
         return str(seconds_of(day_of(value)))
-    if not tokens(value) and not (field == "in" and value[:1] in ("/", "~")):
+    if not words_of(value) and not (field == "in" and value[:1] in ("/", "~")):
         raise ValueError("it has no word after the colon")
     if field == "type":
         value = value.lower().lstrip(".")
@@ -147,6 +145,11 @@ def day_of(text: str) -> date:
     if day is None or not 1900 <= day.year <= 9000:
         raise ValueError(f"a date has the form 2024-12-31, 2024-12 or 2024 (got {text!r})")
     return day
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text as they are written, without regard to case."""
+    return re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())
 
 
 def seconds_of(day: date) -> int:
