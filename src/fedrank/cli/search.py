@@ -119,7 +119,7 @@ def search_index(
 @search_app.command(
     "find",
     epilog="Examples:  fedrank search roof invoice  ·  fedrank search '\"night train\" -draft type:pdf'  ·  fedrank "
-    "search roof --open 1  ·  open the second result of the last search:  fedrank search --open 2",
+    "search roof --open 1  ·  the same with the name of the command:  fedrank search find roof --json",
     context_settings={"ignore_unknown_options": True},  # -draft is a word to exclude
 )
 def search_find(
