@@ -3,11 +3,12 @@
     python -m benchmarks.recoll [--collections cranfield cisi msmarco-mini nfcorpus vaswani] [--needs 120]
         [--documents 0]
 
-It needs the commands of Recoll and its module for the Python of the system (apt-get install recollcmd python3-recoll;
-SYSTEM_PYTHON), and says so where they are missing. Each document of the judged collections of FEDRANK_DATA becomes an
-HTML file with its title; a folder per collection, one index of all by each program with its default settings, stemming
-in English. --documents limits the documents of a collection (0: all). Another folder has one file of each type with a
-word of its own, and a type is covered if a search for the word finds the file.
+It needs the commands of Recoll and its module for the Python of the system (apt-get install recollcmd python3-recoll
+python3-lxml poppler-utils unrtf; SYSTEM_PYTHON), and says so where they are missing. Each document of the judged
+collections of FEDRANK_DATA becomes an HTML file with its title; a folder per collection, one index of all by each
+program with its default settings, stemming in English. --documents limits the documents of a collection (0: all).
+Another folder has one file of each type with a word of its own, and a type is covered if a search for the word finds
+the file.
 
 Times are CPU seconds of a command with the processes that it started, or of a search in a process that is already
 running: candidates, order, ten titles and excerpts (fedrank also records the search). Needs are searched in their
@@ -98,8 +99,9 @@ def missing() -> str:
     return "Recoll's Python module is not installed (apt-get install python3-recoll)" if tried.returncode else ""
 
 
-def command(*words: str, **environment: str) -> tuple[float, float]:
+def command(*words: str) -> tuple[float, float]:
     """CPU seconds and peak of memory in MB of a command with its processes."""
+    environment = {"PATH": f"{Path(SYSTEM_PYTHON).parent}{os.pathsep}{os.environ['PATH']}"}  # for Recoll's filters
     started = subprocess.Popen(
         words, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

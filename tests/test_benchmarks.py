@@ -76,6 +76,7 @@ SHORT = {
     "protect": Short(constants={"TURNS": 1, "CLIENTS": 20}),
     "aol4foltr": Short("1"),
     "read_ubi": Short("2000"),
+    "recoll": Short("--collections cranfield --needs 3 --documents 30", needs="cranfield"),
     "rerank": Short("--out {} --only cranfield/vector/usual", {"LOOKS": (5, 10), "NEEDS": 4}, needs="cranfield"),
     "rerank_speed": Short("--requests 2"),
     "robust": Short(constants={"SIZES": [(10, 46)], "REPEATS": 1}),
