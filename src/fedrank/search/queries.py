@@ -25,6 +25,18 @@ ENDINGS = {  # types with several endings; any other type is one ending
     "picture": ("jpg", "jpeg", "png", "tif", "tiff", "webp"),
 }
 TYPES = {**KINDS, "pdf": "PDF", **{name: name for name in ENDINGS}}  # for a menu
+SYNTAX = {  # examples with their meaning, for a help text
+    "roof invoice": "either word; documents with both come first",
+    '"night train"': "exactly these words in this order",
+    "insul*": "words that begin so",
+    "-draft": "without this word; a minus sign excludes any of these conditions, as in -type:pdf",
+    "title:roof": "in the title",
+    "type:pdf": f"a type: {', '.join([*KINDS, *ENDINGS])}, or the ending of a file name",
+    "in:invoices": "in a folder with this name or path, or on a site",
+    "from:anna": "by this sender",
+    "tag:garden": "with this tag",
+    "after:2026-01-31 before:2027": "from this day on; before this day, month or year",
+}
 _ITEM = re.compile(
     r'(?<!\S)(?P<minus>-(?=["\w]))?(?:(?P<field>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"(?!["\w])[^\s"]*|(?P<plain>\S*))'
 )

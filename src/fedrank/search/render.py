@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedrank.display import count_of, visible
 from fedrank.search.ingest import MISSING
-from fedrank.search.queries import KINDS, TYPES
+from fedrank.search.queries import KINDS, SYNTAX, TYPES
 from fedrank.search.results import Snippet, Week
 from fedrank.web.templates import templates
 
@@ -78,7 +78,7 @@ def _environment() -> Environment:
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
     environment.filters |= {"location": location, "many": count_of, "skipped_counts": skipped_counts}
     environment.filters |= {"kind_counts": kind_counts, "breakable": breakable}
-    environment.globals |= {"kinds": KINDS, "types": TYPES, "orders": ORDERS, "scale": BarScale.over}
+    environment.globals |= {"kinds": KINDS, "types": TYPES, "syntax": SYNTAX, "orders": ORDERS, "scale": BarScale.over}
     environment.globals |= {"week_bar": week_bar, "stack": stack}
     environment.globals |= {"meanings": {name: LIVE_1.meanings[name] for name in IN_WORDS}}
     return environment
