@@ -133,6 +133,7 @@ class Asked:
         exact = (one.value for one in parsed.required if one.field == "exact")
         self._phrases = [stems for stems in map(self._in_order, exact) if len(stems) > 1]
         beginnings = "|".join(re.escape(one.value) for one in parsed.required if one.field == "prefix")
+        self._known: dict[str, bool] = {}  # words of texts
         self._beginning = re.compile(rf"(?<!\w)(?:{beginnings})\w*", re.IGNORECASE) if beginnings else None
 
     def _in_order(self, text: str) -> NDArray[np.int32]:
@@ -140,8 +141,10 @@ class Asked:
 
     def is_in(self, word: str) -> bool:
         """Whether a word of a text is one of the query's."""
-        of_word = _stem(self.features, word)
-        return of_word in self._stems or (self._beginning is not None and bool(self._beginning.match(word)))
+        if (known := self._known.get(word)) is None:
+            begins = self._beginning is not None and bool(self._beginning.match(word))
+            known = self._known[word] = begins or _stem(self.features, word) in self._stems
+        return known
 
     def places(self, body: NDArray[np.int32], text: str) -> NDArray[np.int64]:
         """The places of the query's words in a text; if there are exact words in their order, only those."""
