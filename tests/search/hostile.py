@@ -14,7 +14,15 @@ from tests.search.test_databases import CHROME, ZOTERO, database
 
 ENDLESS = "WITH n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x"
 # What is read; everything else is refused with one of these reasons.
-READABLE = {"bomb.png", "cycle.tif", "empty.jpg", "keys.sqlite/zotero.sqlite", "links.md", "numbers.xlsx", "tricks.epub"}
+READABLE = {
+    "bomb.png",
+    "cycle.tif",
+    "empty.jpg",
+    "keys.sqlite/zotero.sqlite",
+    "links.md",
+    "numbers.xlsx",
+    "tricks.epub",
+}
 REASONS = {
     "boundaries.eml": "broken mail", "columns/History": "broken database", "cut/zotero.sqlite": "broken database",
     "deep.odp": "broken office file", "deep.jsonl": "not a line of JSON", "laughs.docx": "broken office file",
@@ -39,7 +47,9 @@ def write_hostile(folder: Path) -> None:
         "xl/sharedStrings.xml": "<sst><si><t>text</t></si><si>" + "<si>" * 20 + "</si>" * 21 + "</sst>",
         "xl/worksheets/sheet1.xml": f"<r>{cells}</r>",
     })  # fmt: skip
-    laughs = "<!DOCTYPE a [<!ENTITY b 'ha'>" + "".join(f"<!ENTITY {n} '{('&b;', '&c;')[n > 'c'] * 9}'>" for n in "cdefg")
+    laughs = "<!DOCTYPE a [<!ENTITY b 'ha'>" + "".join(
+        f"<!ENTITY {n} '{('&b;', '&c;')[n > 'c'] * 9}'>" for n in "cdefg"
+    )
     zipped(folder / "laughs.docx", {"word/document.xml": f"{laughs}]><a>&g;</a>"})
     zipped(folder / "laughs.epub", {"x.opf": f"{laughs}]><a>&g;</a>"})
     outside = "<!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]><a>&b;</a>"
