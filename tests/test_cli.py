@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -658,6 +659,15 @@ def test_the_bar_of_progress_stays_on_a_narrow_terminal(monkeypatch):
     assert shown
     assert all(line.count("━") + line.count("╸") + line.count("╺") == 12 for line in shown)
     assert all(len(line.rstrip()) <= 80 for line in shown)
+
+
+def test_a_bar_of_a_task_whose_size_is_not_known_yet(monkeypatch):
+    out = Console(file=io.StringIO(), width=80, force_terminal=True)
+    monkeypatch.setattr("fedrank.cli.shared.console", lambda: out)
+    with progress() as tell:
+        for done in range(50):  # the bar is drawn at the end, with the speed of these
+            tell("folder", done, math.inf, f"{done} files")
+    assert "49 files" in out.file.getvalue()
 
 
 def test_the_size_of_recorded_updates_is_told_beforehand(fedrank):

@@ -547,6 +547,21 @@ def _members(folder: Path) -> Any:
     return said
 
 
+def _save_hostile(folder: Path) -> None:
+    from tests.search.hostile import write_hostile
+
+    write_hostile(folder)
+
+
+def _hostile(folder: Path) -> Any:
+    """What is read of hostile files, and why the others are refused; it is a refusal if one more is."""
+    from tests.search.hostile import READABLE
+    from tests.search.reading import read
+
+    documents, reasons = read(folder)
+    return None if len(documents) < len(READABLE) else (sorted(documents.items()), sorted(reasons.items()))
+
+
 def _documents(folder: Path) -> Any:
     from fedrank.search.readers import Unreadable
     from fedrank.search.sources import FoundFile, walk
@@ -767,6 +782,7 @@ READERS = {
     "privacy card": Reader(_save_card, _card),
     "documents to search": Reader(_save_documents, _documents),
     "other sources to search": Reader(_save_sources, _documents),
+    "hostile files to search": Reader(_save_hostile, _hostile),
     "members of office files": Reader(_save_members, _members),
     "trial": Reader(_save_trial, _trial),
     "trial that was read": Reader(_save_read_trial, _read_trial),

@@ -9,6 +9,7 @@ import sqlite3
 from fedrank.search import databases
 from fedrank.search.readers import Unreadable
 from fedrank.search.sources import walk
+from tests.search.made_up import opened
 from tests.search.reading import read
 
 FIREFOX = """CREATE TABLE moz_places (id INTEGER PRIMARY KEY, url, title, visit_count, hidden, last_visit_date);
@@ -84,6 +85,20 @@ def test_a_history_is_read_only_where_it_was_asked_for(tmp_path):
     assert [*documents] == ["one/places.sqlite"]
     assert reasons.pop("places.sqlite") == "not text"
     assert {*reasons.values()} == {"data of a program"}
+
+
+def test_a_profile_below_an_indexed_folder_can_be_asked_for(tmp_path):
+    with opened(tmp_path, count=2) as client:
+        profile = tmp_path / "documents" / "settings" / "programs" / "abc.default"
+        profile.parent.mkdir(parents=True)
+        database(profile / "places.sqlite", FIREFOX)
+        (profile / "prefs.js").touch()
+        assert client.index().documents == 2
+        assert client.index([profile]).documents == 5
+        for _ in range(2):
+            done = client.index([profile, profile.parent])
+            assert (done.added, done.removed, done.documents) == (0, 0, 5)
+            assert len(client.status().roots) == 2
 
 
 def test_the_folder_of_chrome_is_the_histories_of_its_profiles(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import time
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from fedrank.search.readers import Unreadable
 from fedrank.search.sources import FoundFile, is_wanted, walk, wanted_of
 from tests.search.kills import check_agreement
 from tests.search.made_up import opened
+from tests.search.reading import zipped
+from tests.search.test_databases import CHROME, FIREFOX, ZOTERO, database
+from tests.search.test_packed import CELLS, SHARED
 from tests.search.test_sources import MAIL
 
 
@@ -302,3 +307,81 @@ def test_files_are_read_in_their_order_however_many_are_asked_for(tmp_path, monk
         names = [place_of(client, id) for (id,) in client.store.rows("SELECT id FROM documents ORDER BY id")]
     assert names == [f"row{n:03}.txt" for n in range(12)]
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def write_sources(folder):
+    """A file of every source that says "xylophonist" in one document."""
+    from PIL import Image, PngImagePlugin
+
+    folder.mkdir()
+    zipped(folder / "a.docx", {"word/document.xml": "<p>xylophonist</p>"})
+    zipped(folder / "b.pptx", {"ppt/slides/slide1.xml": "<p>xylophonist</p>"})
+    shared = SHARED.replace("Fruit", "xylophonist")
+    zipped(folder / "c.xlsx", {"xl/sharedStrings.xml": shared, "xl/worksheets/sheet1.xml": CELLS})
+    zipped(folder / "d.odt", {"content.xml": "<o:p xmlns:o='o'>xylophonist</o:p>"})
+    zipped(folder / "e.epub", {"x.opf": "<dc:title>A xylophonist</dc:title>", "y.xhtml": "<p>six</p>"})
+    (folder / "f.md").write_text("---\ntitle: Notes\n---\n[[a|xylophonist]] #music\n")
+    (folder / "g.py").write_text("def the_xylophonist(): pass\n")
+    about = PngImagePlugin.PngInfo()
+    about.add_text("Description", "xylophonist")
+    Image.new("RGB", (8, 8)).save(folder / "h.png", pnginfo=about)
+    profile = folder / "thunderbird"
+    (profile / "Mail").mkdir(parents=True)
+    (profile / "prefs.js").touch()
+    (profile / "Mail" / "Inbox").write_bytes(
+        b"From a\nSubject: a zebra\n\nx\n\nFrom b\nX-Mozilla-Status: 0000\nSubject: xylophonist\n\ny\n"
+    )
+    database(folder / "firefox" / "places.sqlite", FIREFOX.replace("Pruning", "xylophonist"))
+    (folder / "firefox" / "prefs.js").touch()
+    database(folder / "chrome" / "History", CHROME.replace("From Chrome", "xylophonist"))
+    (folder / "chrome" / "Preferences").touch()
+    database(folder / "zotero" / "zotero.sqlite", ZOTERO.replace("They are round", "xylophonist"))
+    return folder
+
+
+def write_again(folder):
+    """Change all files with several documents, as their programs do, but not what they say."""
+    box = folder / "thunderbird" / "Mail" / "Inbox"
+    box.write_bytes(box.read_bytes().replace(b"Status: 0000", b"Status: 0001"))
+    visited = "SET visit_count = visit_count + 1 WHERE visit_count > 0"
+    for path, change in (
+        ("firefox/places.sqlite", f"UPDATE moz_places {visited}"),
+        ("chrome/History", f"UPDATE urls {visited}"),
+        ("zotero/zotero.sqlite", "UPDATE tags SET name = name || '!'"),
+    ):
+        with contextlib.closing(sqlite3.connect(folder / path)) as db, db:
+            db.execute(change)
+    for path in folder.iterdir():
+        os.utime(path, (5, 5))
+
+
+def test_what_is_forgotten_of_any_source_stays_forgotten(client, tmp_path):
+    folder = tmp_path / "sources"
+    done = client.index([write_sources(folder)])
+    assert {*done.skipped} == {"data of a program"}
+    rows = client.store.rows("SELECT id, kind FROM documents")
+    said = [(id, kind) for id, kind in rows if "xylophonist" in str(client.pages.document(id))]
+    assert sorted(kind for _, kind in said) == [*["file"] * 8, "mail", "note", "page", "page"]
+    others = {id for id, _ in rows} - {id for id, _ in said}
+    for id, _ in said:
+        assert client.forget(document=id).documents == 1
+    for number in range(3):
+        if number:
+            write_again(folder)
+            done = client.index()
+            assert (done.added, done.skipped["forgotten"]) == (0, 12)
+        if number == 2:
+            shutil.rmtree(folder / "zotero")
+            client.index()
+        assert not client.search("xylophonist").results
+        client.forget(query="xylophonist")
+        client.store.sweep()
+        files = [path for path in client.folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"xylophonist" in path.read_bytes()]
+    left = {id for (id,) in client.store.rows("SELECT id FROM documents")}
+    assert left < others
+    check_agreement(client)
+    client.remove_root(folder)
+    assert client.store.count("SELECT count(*) FROM documents") == 12
+    assert client.store.count("SELECT count(*) FROM files") == 12
+    check_agreement(client)

@@ -52,6 +52,14 @@ def test_cells_of_a_sheet_are_lines_of_its_rows(tmp_path):
     assert one.title == "a.xlsx"
 
 
+def test_a_number_of_a_text_may_be_read_in_two_pieces(tmp_path):
+    shared = "<sst>" + "".join(f"<si><t>text {n}</t></si>" for n in range(13)) + "</sst>"
+    begin, cell = "<r><!--", '--><c t="s">\n<v>12</v>\n</c></r>'
+    sheet = begin + "x" * ((1 << 22) - len(begin) - cell.index("2")) + cell
+    one = text_of(tmp_path, "a.xlsx", {"xl/sharedStrings.xml": shared, "xl/worksheets/sheet1.xml": sheet})
+    assert one.text.strip() == "text 12"
+
+
 def test_open_documents_are_their_text(tmp_path):
     body = (
         "<o:d xmlns:o='o'><o:tracked-changes><o:p>gone</o:p></o:tracked-changes><o:h>Title</o:h><o:p>a<o:s/>b"

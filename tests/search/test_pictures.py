@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from fedrank.search import pictures
+from fedrank.search.readers import MAX_TEXT
 from tests.search.reading import only, read
 
 XMP = (
@@ -132,3 +133,19 @@ def test_a_bomb_in_a_text_is_not_unpacked(tmp_path):
     chunk = struct.pack(">I", len(text)) + b"zTXt" + text + bytes(4)
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
     assert len(only(tmp_path)[0].text) == pictures.MAX_VALUE
+
+
+def test_metadata_are_read_as_far_as_they_are_kept(tmp_path):
+    """Values of EXIF may lie over each other, and texts of PNG are packed, so a small file may say much."""
+    letters = b"".join(b"%06d" % number for number in range(10_000))
+    entries = [entry(0x010E, 2, 20_000, 7_000 + number) for number in range(500)]
+    (tmp_path / "a.tif").write_bytes((b"II*\0\x08\0\0\0" + directory(*entries)).ljust(7_000) + letters)
+    chunks = b""
+    for number in range(500):
+        text = b"Comment\0\0" + zlib.compress(b"%d " % number * 9_000)
+        chunks += struct.pack(">I", len(text)) + b"zTXt" + text + bytes(4)
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+    documents, reasons = read(tmp_path)
+    assert not reasons
+    for (one,) in documents.values():
+        assert MAX_TEXT - pictures.MAX_VALUE - 100 <= len(one.text) <= MAX_TEXT + 100

@@ -15,6 +15,7 @@ from fedrank.search.reader_process import ReaderProcess, _checked
 from fedrank.search.readers import ParsedDocument, Unreadable
 from fedrank.search.results import SearchError
 from fedrank.search.sources import Left, walk
+from tests.search.hostile import ENDLESS, READABLE, REASONS, write_hostile
 from tests.search.reading import read, zipped
 from tests.search.test_databases import FIREFOX, ZOTERO, database
 from tests.search.test_sources import MAIL
@@ -118,6 +119,39 @@ def test_no_file_stops_the_others(tmp_path, monkeypatch):
     assert [one.text for pieces in documents.values() for one in pieces] == [
         f"after {name}" for name in ("asleep", "crash", "killed", "large", "noise", "slow")
     ]
+
+
+@pytest.mark.process
+def test_hostile_files_are_read_or_refused_in_little_memory(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    write_hostile(root)
+    zipped(root / "bomb.docx", {"word/document.xml": b"<a>" + b"<!---->" * (10 << 20) + b"</a>"})
+    zipped(root / "bomb.epub", {f"{n}.html": b"<p>" + b" " * (11 << 20) for n in range(6)})
+    with ReaderProcess(tmp_path / "store") as reader:
+        documents, reasons = everything(reader, root)
+        status = Path(f"/proc/{reader._child.pid}/status").read_text()
+        (peak,) = (int(line.split()[1]) for line in status.split("\n") if line.startswith("VmHWM"))
+    bombs = dict.fromkeys(("bomb.docx", "bomb.epub"), "unpacks to too much")
+    ignored = dict.fromkeys(("columns/Preferences", "view/Preferences"), "data of a program")
+    assert (documents.keys(), reasons) == (READABLE, REASONS | bombs | ignored)
+    assert peak < 400_000, "kB: far below the limit, which would end the process"
+
+
+@pytest.mark.process
+def test_a_database_that_never_ends_is_given_up(tmp_path, monkeypatch):
+    """The tables of Zotero that are only joined may be views, which can compute for ever."""
+    root = tmp_path / "root"
+    root.mkdir()
+    endless = f"DROP TABLE tags; CREATE VIEW tags AS {ENDLESS} tagID, 'a' name FROM n WHERE x < 0;"
+    database(root / "library" / "zotero.sqlite", ZOTERO + endless)
+    (root / "z.txt").write_text("next")
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **more: real([words[0], "-P", "-c", HARM], **more))
+    with ReaderProcess(tmp_path / "store") as reader:
+        documents, reasons = everything(reader, root)
+    assert ({*documents}, reasons) == ({"z.txt"}, {"library/zotero.sqlite": "takes too long to read"})
+    assert not (tmp_path / "store" / "reading").exists(), "no copy stays"
 
 
 @pytest.mark.process

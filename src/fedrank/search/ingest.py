@@ -21,7 +21,7 @@ from fedrank.search.formats import MAX_MANY, PICTURES, Pieces, ending_of
 from fedrank.search.reader_process import PASSING, ReaderProcess
 from fedrank.search.readers import ParsedDocument, Unreadable, clean, has_bookmarks
 from fedrank.search.results import SearchError
-from fedrank.search.sources import FoundFile, Left, Wanted, is_passed_over, is_wanted, walk, wanted_of
+from fedrank.search.sources import FoundFile, Left, Wanted, is_passed_over, is_profile, is_wanted, walk, wanted_of
 from fedrank.search.store import NewDocument, Store, in_parts, marks
 
 BATCH = 1_000  # documents per transaction
@@ -72,7 +72,7 @@ def remember_roots(
     with store.writing():
         for format, resolved in given.items():
             for path in sorted(resolved):
-                if format or not any(_is_walked(path, folder) for folder in folders):
+                if format or is_profile(path) or not any(_is_walked(path, folder) for folder in folders):
                     store.db.execute(
                         "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
                     )

@@ -97,14 +97,15 @@ class _Members:
                 self._add(text_of_markup(source)[1] + "\n\n")
 
     def _read_xml(self, name: str) -> None:
-        begun, depth, skipped, reference = len(self.pieces), 0, 0, False
+        begun, depth, skipped = len(self.pieces), 0, 0
+        number: str | None = None  # of the text that a cell refers to
         parser = expat.ParserCreate()
 
         def refuse(*_: object) -> None:
             raise Unreadable("broken office file")
 
         def start(tag: str, attributes: dict[str, str]) -> None:
-            nonlocal depth, skipped, reference
+            nonlocal depth, skipped, number
             depth += 1
             if depth > DEEPEST:
                 refuse()
@@ -112,19 +113,21 @@ class _Members:
             if tag in _SKIPPED:
                 skipped = skipped or depth
             elif tag == "c":
-                reference = attributes.get("t") == "s"
+                number = "" if attributes.get("t") == "s" else None
             elif tag == "sheet":
                 self._add(attributes.get("name", "") + "\n")
 
         def text(piece: str) -> None:
+            nonlocal number
             if skipped:
                 return
-            if reference:  # the number of a text; another one is a mistake of the file
-                piece = self._texts[int(piece)] if piece.isdecimal() and int(piece) < len(self._texts) else ""
-            self._add(piece)
+            if number is None:
+                self._add(piece)
+            else:  # it may come in pieces
+                number = (number + piece.strip())[:9]
 
         def end(tag: str) -> None:
-            nonlocal depth, skipped, reference, begun
+            nonlocal depth, skipped, number, begun
             if skipped == depth:
                 skipped = 0
             depth -= 1
@@ -133,9 +136,11 @@ class _Members:
                 self._texts.append("".join(self.pieces[begun:]))
                 self._characters -= len(self._texts[-1])
                 del self.pieces[begun:]
-            elif tag in _BREAKS:
+            elif tag == "c" and number is not None:  # another number is a mistake of the file
+                self._add(self._texts[int(number)] if number.isdecimal() and int(number) < len(self._texts) else "")
+                number = None
+            if tag in _BREAKS:
                 self.pieces.append(_BREAKS[tag])
-            reference = reference and tag != "c"
 
         parser.buffer_text = True
         parser.EntityDeclHandler = refuse  # a few entities can expand to any length

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from fedrank.search.readers import ParsedDocument, clean, decoded, one_line, read_date
+from fedrank.search.readers import MAX_TEXT, ParsedDocument, clean, decoded, one_line, read_date
 
 MAX_READ = 1 << 20  # bytes of the beginning of a file, which hold the metadata
 MAX_TIFF = 16 << 20  # the same for TIFF, whose metadata may be behind the picture
@@ -39,20 +39,30 @@ def read_picture(file: BinaryIO, size: int, name: str) -> Iterator[ParsedDocumen
     if data[:4] in _TIFF:
         data += file.read(min(size, MAX_TIFF) - len(data))
     texts: dict[str, str] = {}  # distinct texts with what they are
-    for kind, block in _blocks(data):
-        with contextlib.suppress(struct.error, ValueError, zlib.error, IndexError):
-            for what, text in {"exif": _exif, "iptc": _iptc, "text": _png_text}[kind](block):
-                texts.setdefault(clean(text), what)
-    begin = data.find(b"<x:xmpmeta")
-    packet = data[begin : min(data.find(b"</x:xmpmeta>", begin), begin + MAX_XMP)] if begin >= 0 else b""
-    for tag, of_list, alone in _XMP_TEXT.findall(decoded(packet)):
-        text = html.unescape(re.sub(r"<[^<>]{0,999}>", "\n", of_list) or alone)
-        texts.setdefault(clean(text), "title" if tag == "title" else "")
+    left = MAX_TEXT
+    for what, said in _texts(data):
+        text = clean(said)
+        left -= 0 if text in texts else len(text)
+        if left < 0:
+            break
+        texts.setdefault(text, what)
     texts.pop("", None)
     dates = [text for text, what in texts.items() if what == "date"]
     date = read_date(dates[0].replace(":", "-", 2)) if dates else 0
     title = next((one_line(text) for text, what in texts.items() if what == "title" and len(text) <= 100), "")
     yield ParsedDocument("", "file", title or name, "\n".join(texts), date=date, name=name if title else "")
+
+
+def _texts(data: bytes) -> Iterator[tuple[str, str]]:
+    """Texts of the metadata with what they are: "title", "date" or ""."""
+    for kind, block in _blocks(data):
+        with contextlib.suppress(struct.error, ValueError, zlib.error, IndexError):
+            yield from {"exif": _exif, "iptc": _iptc, "text": _png_text}[kind](block)
+    begin = data.find(b"<x:xmpmeta")
+    packet = data[begin : min(data.find(b"</x:xmpmeta>", begin), begin + MAX_XMP)] if begin >= 0 else b""
+    for tag, of_list, alone in _XMP_TEXT.findall(decoded(packet)):
+        text = html.unescape(re.sub(r"<[^<>]{0,999}>", "\n", of_list) or alone)
+        yield "title" if tag == "title" else "", text
 
 
 def _blocks(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -50,6 +50,14 @@ PROGRAMS = (
 )
 
 
+def is_profile(path: Path) -> bool:
+    """Whether this is a folder of a program that is read only if it, or the folder around it, was asked for."""
+    names: set[str] = set()
+    with contextlib.suppress(OSError):
+        names.update(os.listdir(path))
+    return any(names >= one.signs and one.deepest < DEEPEST for one in PROGRAMS)
+
+
 def is_passed_over(name: str) -> bool:
     """Whether folders of this name are skipped."""
     return name.startswith(".") or name in SKIPPED_FOLDERS

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedrank import __version__
 from fedrank.experiments.runner import executors, remote_executor, remote_task
 from fedrank.experiments.runner.executors import SubmititExecutor, open_executor, sbatch_options
 from fedrank.experiments.runner.folder import CHECKPOINT
+from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.remote_executor import send
 from fedrank.experiments.runner.remote_task import SENT, announce, do_remote_task, remote_task_of
 from fedrank.experiments.runner.runs import LOCK, load_runs
@@ -30,6 +32,7 @@ from tests import needs
 from tests.experiments.runner.test_run import content, tables
 
 LONG = 1500  # rounds; enough to be caught in the middle
+KILLED = "killed.txt"  # in the folder of an experiment, after a worker was killed
 
 
 def asked(**changes):
@@ -58,8 +61,21 @@ def hurried(monkeypatch):
 
 
 def hurry() -> None:
-    """The same in the process of a worker."""
+    """The same in the process of a worker, which waits in its first rounds until one of them was killed."""
     writer.SECONDS_BETWEEN_NEWS, writer.SECONDS_BETWEEN_CHECKPOINTS = 0.0, 0.05
+    remote_task.perform = perform_after_kill
+
+
+def perform_after_kill(task: Task, threads: int, stop: Callable[[], bool]) -> str:
+    def stopped() -> bool:
+        deadline = time.monotonic() + 60
+        while not (task.folder.parents[1] / KILLED).exists() and time.monotonic() < deadline:
+            if not (task.folder / CHECKPOINT).exists():
+                break
+            time.sleep(0.01)
+        return stop()
+
+    return perform(task, threads, stop=stopped)
 
 
 class Here(Executor):
@@ -134,7 +150,19 @@ def test_settings_and_names_arrive_as_they_are(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("hurried")
-def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone):
+def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone, monkeypatch):
+    def in_the_middle(task: Task, threads: int, stop: Callable[[], bool]) -> str:
+        """Perform the run; it waits in its first rounds until it is stopped, however slow the sender is."""
+
+        def stopped() -> bool:
+            deadline = time.monotonic() + 60
+            while not stop() and load_runs(task.folder)[0].round > 0 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return stop()
+
+        return perform(task, threads, stop=stopped)
+
+    monkeypatch.setattr(remote_task, "perform", in_the_middle)
     tasks, heard = plan(asked(rounds=LONG), "test", tmp_path), Heard()
     tasks[0].folder.parents[1].mkdir(parents=True)
     with ThreadPoolExecutor(1) as threads:
@@ -145,6 +173,7 @@ def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone):
     assert first.status == "interrupted"
     assert 0 < first.round < LONG
     assert not (tmp_path / "test" / SENT).exists()
+    monkeypatch.undo()
     assert len(run_experiment(asked(rounds=LONG), "test", tmp_path, executor=Here()).finished) == 2
     assert whole(tmp_path) == long_alone
 
@@ -340,6 +369,7 @@ def kill_one(out: Path, killed: list[int]) -> None:
         for checkpoint in out.glob(f"test/only/*/{CHECKPOINT}"):
             killed.append(json.loads((checkpoint.parent / "run.json").read_text())["pid"])
             os.kill(killed[0], signal.SIGKILL)
+            (out / "test" / KILLED).touch()
             return
         time.sleep(0.005)
 
