@@ -62,8 +62,8 @@ def person(chromium: Any, site: ServedPage) -> Iterator[Callable[..., Any]]:
 
 def search(tab: Any, text: str) -> str:
     tab.fill("#q", text)
-    tab.press("#q", "Enter")
-    tab.wait_for_url("**/results/*")
+    with tab.expect_navigation(url="**/results/*"):
+        tab.press("#q", "Enter")
     return str(tab.url)
 
 
