@@ -623,22 +623,6 @@ def _save_backup(folder: Path) -> None:
     (folder / "site" / "outbox" / "ab" / "00000001-0000").unlink()
 
 
-def _save_recorded(folder: Path) -> None:
-    from fedrank.deploy.recorded_lists import RecordedFolder, RecordedList
-    from fedrank.types import Impression
-
-    features = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
-    one = Impression(features, features[:, 0].copy(), np.array([3, 1, 7]), np.array([False, True, False]))
-    RecordedFolder(folder).add(17, RecordedList(one, 0.3, 0.9))
-
-
-def _recorded(folder: Path) -> Any:
-    from fedrank.deploy.recorded_lists import RecordedFolder
-
-    lists = RecordedFolder(folder)
-    return [(*one.impression, one.temperature, one.keep) for one in map(lists.get, lists.numbers())]
-
-
 def _backup(folder: Path) -> Any:
     import tempfile
 
@@ -776,7 +760,6 @@ READERS = {
     "ledger": Reader(_save_ledger, _ledger),
     "signed file": Reader(_save_signed, _signed, sealed=True),
     "federation of a folder": Reader(_save_federation, _federation, sealed=True),
-    "recorded list": Reader(_save_recorded, _recorded, sealed=True),
     "backup": Reader(_save_backup, _backup, sealed=True),
     "population": Reader(_save_people, _people),
     "privacy card": Reader(_save_card, _card),

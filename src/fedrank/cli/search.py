@@ -38,7 +38,7 @@ search_app = typer.Typer(cls=SearchGroup, no_args_is_help=True, subcommand_metav
 Home = Annotated[
     Path | None,
     typer.Option(
-        "--folder", envvar="FEDRANK_SEARCH", help="Folder of the index and the model. Default: your data folder."
+        "--folder", envvar="FEDRANK_SEARCH", help="Folder of the index. Default: your data folder."
     ),
 ]
 DEMO_FOLDER = Path("search-demo")

@@ -31,7 +31,6 @@ from pathlib import Path, PurePosixPath
 from fedrank.deploy.archive import Contents, read_archive, write_archive
 from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.outbox import OUTBOX
-from fedrank.deploy.sent_log import LEFT
 from fedrank.files import (
     is_locked,
     locked,
@@ -64,7 +63,7 @@ _FILES = {
         "folder.json",
         "transport.json",
         "invitation.json",
-        LEFT,
+        "left.jsonl",  # of earlier versions
         RESTORED,
         JOURNAL,
         HEADS,

@@ -20,16 +20,12 @@ from fedrank.deploy.backup import HEADS
 from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.data_sources import (
     SiteSplit,
-    describe,
     load_share,
-    recorded_facts,
 )
 from fedrank.deploy.heads import SiteJournal, Witness
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.objections import data_objections, ledger_objections, plan_objections
-from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
-from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
 from fedrank.deploy.show import look_at
 from fedrank.deploy.site_runtime import PEOPLE
@@ -282,8 +278,6 @@ def _folder(folder: Path) -> CheckLine:
 def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, CheckLine]:
     if settings.simulated:
         return None, CheckLine("data", "fine", "people are simulated")
-    if settings.data.impressions is not None:
-        return None, _recorded(folder, settings.data.impressions)
     if not settings.data.learns:
         return None, CheckLine("data", "fine", f"documents for sketches only: {settings.data.documents}")
     try:
@@ -299,34 +293,18 @@ def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, Check
     return share, CheckLine("data", "fine", said)
 
 
-def _recorded(folder: Path, impressions: str) -> CheckLine:
-    try:
-        lists = RecordedFolder(impressions)
-        for number in lists.numbers():
-            lists.get(number)
-        said = str(recorded_facts(folder, impressions))
-    except (ValueError, OSError, OutboxError) as problem:
-        return CheckLine("data", "wrong", error_message(problem), "correct it; until then this site does not learn")
-    return CheckLine("data", "fine", said)
-
-
 def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None) -> Iterable[CheckLine]:
-    recorded = settings.data.impressions is not None
     found = [] if plan is None else data_objections(settings, plan, share)
-    if share is None and not recorded and not found:
+    if share is None and not found:
         yield CheckLine("features", "unknown", "the site has no data to check")
         return
     for line in found:
         said, _, remedy = line.partition("; ")
         yield CheckLine("features", "wrong", said, remedy)
     if not found:
-        if share is None:
-            facts = describe(settings.data)
-            width, names, normalised = facts.features, facts.names_digest, facts.normalised
-        else:
-            width, names = share.train.features.shape[1], names_digest(share.train.feature_names)
-            normalised = share.train.normalised
-        said = f"{width} features, normalisation: {normalised}"
+        assert share is not None
+        width, names = share.train.features.shape[1], names_digest(share.train.feature_names)
+        said = f"{width} features, normalisation: {share.train.normalised}"
         said += f", names {names[:12]}" if names else ", without names"
         yield CheckLine("features", "fine", said + (", as in the plan" if plan is not None else ""))
 

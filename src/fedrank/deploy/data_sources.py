@@ -19,16 +19,13 @@ from numpy.typing import NDArray
 
 from fedrank.data.feature_sets import fixed_ranges, log_features
 from fedrank.data.judged_files import comments_of, read_judged
-from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
-from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
-from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.releases import GATE, PROPENSITY, release_of, releases_of
 from fedrank.deploy.settings import searches_of
-from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData
+from fedrank.deploy.site_data import ClientSiteData
 from fedrank.experiments.runner.position_bias import corrected_clients
 from fedrank.federated.clients import make_clients
 from fedrank.ranking.learners import Pdgd
@@ -76,34 +73,6 @@ class SiteSplit:
         return DataFacts(train.features.shape[1], names, train.normalised, _digest(self), train.queries, self.people)
 
 
-# Recorded searches are added and deleted during a run: only the meaning of their features must not change.
-_FACTS_OF_RECORDED = DataFacts(
-    features=len(LIVE_1.names),
-    names_digest=names_digest(LIVE_1.names),
-    normalised="none",
-    digest=hashlib.sha256(f"recorded {LIVE_1.version}".encode()).hexdigest(),
-    queries=0,
-    people=1,
-)
-
-
-@dataclass(frozen=True)
-class RecordedFacts:
-    """Number of recorded searches of a person (closed ones only), and of those that no run has used yet."""
-
-    recorded: int
-    unused: int
-
-    def __str__(self) -> str:
-        return f"{self.recorded:,} recorded searches of one person, all closed, {self.unused:,} of them not used yet"
-
-
-def recorded_facts(folder: Path, impressions: str) -> RecordedFacts:
-    """The facts of a site's folder."""
-    there = RecordedFolder(impressions).numbers()
-    return RecordedFacts(len(there), len(set(there) - used_searches(folder / OUTBOX)))
-
-
 def load_share(data: SiteData) -> SiteSplit:
     """Load a site's data for training and evaluation."""
     if data.letor is not None:
@@ -121,8 +90,6 @@ def load_share(data: SiteData) -> SiteSplit:
 
 def describe(data: SiteData) -> DataFacts:
     """Facts about a site's data."""
-    if data.impressions is not None:
-        return _FACTS_OF_RECORDED
     return load_share(data).facts()
 
 
@@ -136,8 +103,6 @@ def about_data(data: SiteData) -> dict[str, Any]:
         log = load_log(data.log)
         days = log.facts.get("settings", {}).get("keep_days")
         found.append(f"a search log of {log.unit}s")
-    if data.impressions is not None:
-        found.append("recorded searches of one person, each used once")
     if data.documents is not None:
         found.append("documents")
     return {"kind": " and ".join(found) or "none", "keep_days": days}
@@ -159,17 +124,6 @@ def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
         clients = corrected_clients(clients, load_log(settings.data.log), data.bias)
     rows = np.zeros(len(clients if clients.people is None else clients.people), dtype=np.int64)
     return ClientSiteData(clients, 1, rows, share.test, whose=share.whose, test_whose=share.test_whose)
-
-
-def open_recorded(folder: Path, settings: SiteSettings, plan: Plan) -> RecordedSiteData:
-    """Open the recorded searches of a site for a plan."""
-    if found := settings.objections(plan):
-        raise ValueError("\n".join(found))
-    learner = plan.experiment.learner
-    assert isinstance(learner, Pdgd)
-    assert settings.data.impressions is not None
-    searches = RecordedFolder(settings.data.impressions)
-    return RecordedSiteData(searches, searches_of(plan, settings.id), learner, used_searches(folder / OUTBOX))
 
 
 def simulated_clients_of(share: SiteSplit, plan: Plan, id: int) -> SimulatedClients:
@@ -246,12 +200,6 @@ def _other_people(people: int, plan: Plan) -> list[str]:
         f"people: this site has {people:,}, but the plan allows at most {bound:,} (clients.people); use a larger "
         "number in the plan (it is public)"
     ]
-
-
-def differences_of_recorded(plan: Plan) -> list[str]:
-    """The same for recorded searches, which all have the same features."""
-    facts = _FACTS_OF_RECORDED
-    return _other_features(facts.features, facts.names_digest, facts.normalised, plan)
 
 
 def _other_features(width: int, names: str, normalised: str, plan: Plan) -> list[str]:

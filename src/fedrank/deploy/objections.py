@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedrank.deploy.budget import budget_objections
 from fedrank.deploy.charging import UNLIMITED, check_promised
-from fedrank.deploy.data_sources import SiteSplit, differences, differences_of_recorded
+from fedrank.deploy.data_sources import SiteSplit, differences
 from fedrank.deploy.identity import read_identity
 from fedrank.deploy.outbox import OUTBOX, OutboxError
 from fedrank.deploy.plan import Plan, data_problems, key_problems, uses_keys
@@ -51,8 +51,6 @@ def data_objections(settings: SiteSettings, plan: Plan, share: SiteSplit | None)
         return found
     if plan.silos is not None:
         return []
-    if plan.forests is None and settings.data.impressions is not None:
-        return differences_of_recorded(plan)
     if share is None:
         return []
     found = differences(share, plan)

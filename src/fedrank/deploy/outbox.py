@@ -1,9 +1,8 @@
 """Messages that a site sent, per round: written to disk before they are sent, and repeated byte for byte.
 
-One file per round contains the answer, the digest of its call, the state that the site's clients kept afterwards, and
-the recorded searches that were used, so none is used twice. For a round with secure aggregation it contains the values
-under the masks instead of the answer: an answer is never repeated, because the same values under different masks could
-be compared.
+One file per round contains the answer, the digest of its call, and the state that the site's clients kept afterwards.
+For a round with secure aggregation it contains the values under the masks instead of the answer: an answer is never
+repeated, because the same values under different masks could be compared.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Sent:
     values: bytes  # values under the masks of secure aggregation, one client after the other
     memory: NDArray[np.float64]  # state that clients keep, one after the other
     data: bytes = b""  # digest of the training data; empty if people are simulated
-    used: tuple[int, ...] = ()  # numbers of the recorded searches that were used
 
 
 class Outbox:
@@ -85,7 +83,7 @@ class Outbox:
             ) from None  # prose: ok
         size = len(content)
         parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
-        parts |= {"data": Part("|S", 32), "used": Part("|S", size)}
+        parts |= {"data": Part("|S", 32), "used": Part("|S", size)}  # `used`: of earlier versions
         try:
             _, found = wire.unpack(content, Label("sent", self.run, round, attempt), parts)
         except wire.Refused as problem:
@@ -93,13 +91,12 @@ class Outbox:
                 f"{path} is damaged ({problem}), so the record of sent messages is incomplete; restore it from a backup"
             ) from None
         memory = np.frombuffer(found["memory"], "<f8").astype(np.float64)
-        used = tuple(np.frombuffer(found["used"], "<i8").tolist())
-        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"], used)
+        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"])
 
     def put(self, sent: Sent) -> None:
         """Write a message before it is sent."""
         parts = {"call": sent.call, "answer": sent.answer, "values": sent.values, "memory": sent.memory.tobytes()}
-        parts |= {"data": sent.data, "used": np.array(sent.used, "<i8").tobytes()}
+        parts |= {"data": sent.data, "used": b""}
         content = wire.pack(Label("sent", self.run, sent.round, sent.attempt), parts)
         write_atomic(self._path(sent.round, sent.attempt), content, private=True)
         self._files[sent.round], self._last = sent.attempt, sent
@@ -112,17 +109,3 @@ class Outbox:
 
     def _path(self, round: int, attempt: int) -> Path:
         return self.folder / f"{round:08d}-{attempt:04d}"
-
-
-def used_searches(folder: Path) -> set[int]:
-    """Recorded searches that the runs in a folder of outboxes have used."""
-    found: set[int] = set()
-    for outbox in sorted(Path(folder).glob("*/")):
-        first = next((path for path in outbox.iterdir() if path.name.replace("-", "").isdigit()), None)
-        if first is not None:
-            try:
-                run = wire.read_label(first.read_bytes()).run
-            except wire.Refused as problem:
-                raise OutboxError(f"{first} is damaged ({problem}); restore it from a backup") from None
-            found.update(number for sent in Outbox(outbox, run).every() for number in sent.used)
-    return found

@@ -520,7 +520,7 @@ def data_problems(plan: Plan, data: SiteData) -> list[str]:
         if data.letor is not None:
             return []
         return ["forests are trained on relevance labels, and this site has no LETOR file; set data.letor in site.toml"]
-    if data.learns or data.impressions is not None:
+    if data.learns:
         return []
     return ["this site has no queries for training; set data.letor or data.log in site.toml"]
 

@@ -20,7 +20,7 @@ from fedrank.files import opened, write_atomic
 from fedrank.names import did_you_mean
 from fedrank.privacy.guarantees import OBSERVERS, Guarantee, up
 from fedrank.privacy.mechanisms import PLACEMENTS, AtServer
-from fedrank.ranking.learners import LEARNERS, Pdgd
+from fedrank.ranking.learners import LEARNERS
 from fedrank.ranking.measures import measure
 from fedrank.toml import LONGEST, parse_toml, shown
 from fedrank.trees.boosters import BOOSTERS
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 MAX_ID = (1 << 31) - 1
-MIN_SEARCHES = 30  # minimum number of interactions behind an update of one person
 EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster
 EVERY_PLACEMENT = tuple(PLACEMENTS)
 USUAL_PLACEMENTS = ("client", "secure-aggregation")  # where noise is added; "server" would see updates without it
@@ -150,11 +149,10 @@ class FederationFile(SpecSection):
 
 @dataclass(frozen=True)
 class SiteData(SpecSection):
-    """A site's data: judged queries, a search log, recorded searches, or documents. They never leave the site."""
+    """A site's data: judged queries, a search log, or documents. They never leave the site."""
 
     letor: str | None = None  # file with features and relevance labels
     log: str | None = None  # folder of `fedrank data build`: logged lists and clicks
-    impressions: str | None = None  # folder of lists displayed to one person, with clicks; see `recorded_lists.py`
     documents: str | None = None  # for sketches: .jsonl or .tsv with id, title and text
     features: Positive | None = None  # of a LETOR file: number of features; None: the highest index
     names: str | None = None  # of a LETOR file: a file with the name of each feature, one per line
@@ -173,12 +171,12 @@ class SiteData(SpecSection):
 
     @property
     def learns(self) -> bool:
-        """Whether there are queries for repeated training; recorded searches are used once."""
+        """Whether there are queries for training."""
         return self.letor is not None or self.log is not None
 
     def problems(self) -> list[str]:
         found = []
-        given = [name for name in ("letor", "log", "impressions", "documents") if getattr(self, name) is not None]
+        given = [name for name in ("letor", "log", "documents") if getattr(self, name) is not None]
         to_learn_from = [name for name in given if name != "documents"]
         if len(to_learn_from) > 1:
             both = " and ".join(to_learn_from)
@@ -207,9 +205,8 @@ class SiteData(SpecSection):
                     )
         for name in given:
             path = Path(getattr(self, name))
-            is_folder = name in ("log", "impressions")
-            if not (path.is_dir() if is_folder else path.is_file()):
-                what = "folder" if is_folder else "file"
+            if not (path.is_dir() if name == "log" else path.is_file()):
+                what = "folder" if name == "log" else "file"
                 found.append(
                     f"data.{name}: the {what} {path} does not exist; correct the path, which is relative to the folder "
                     f"of {SITE}"
@@ -443,15 +440,9 @@ class SiteSettings(SpecSection):
     second_place: str = ""  # folder for a copy of the journal, outside this one; "": the state folder of the user
 
     def problems(self) -> list[str]:
-        data = self.data
-        if data.impressions is not None and self.policy.unit != "site":
-            return [
-                f'policy.unit: "{self.policy.unit}" is for sites with several people, but data.impressions are of one '
-                'person; set unit = "site"'
-            ]
-        if self.simulated or data.learns or data.impressions is not None or data.documents is not None:
+        if self.simulated or self.data.learns or self.data.documents is not None:
             return []
-        return ["data: is empty; set letor, log, impressions or documents"]
+        return ["data: is empty; set letor, log or documents"]
 
     def objections(self, plan: Plan) -> list[str]:
         """Reasons why this site does not participate in a plan; empty if it does after acceptance."""
@@ -476,29 +467,7 @@ class SiteSettings(SpecSection):
                 f"sites: the plan has id {ids} for {self.name!r}, but {SITE} has id = {self.id}, by which charges are "
                 "recorded; ask the coordinator"
             )
-        if self.data.impressions is not None:
-            found += self._objections_of_a_person(plan)
         return found + self.policy.objections(plan)
-
-    def _objections_of_a_person(self, plan: Plan) -> list[str]:
-        """Reasons why a site with recorded searches of one person does not participate in a plan."""
-        if plan.forests is not None or plan.silos is not None:
-            return ["kind: this site has recorded searches with clicks; use the learner pdgd in the plan"]
-        experiment, found = plan.experiment, []
-        learner, people = experiment.learner, experiment.clients.people
-        if not isinstance(learner, Pdgd) or learner.lists != "drawn":
-            found.append(
-                f"learner: {name_of(learner)!r} cannot use lists that another model has drawn; use pdgd with "
-                'lists = "drawn" in the plan'
-            )
-        if people > 1:
-            found.append(f"clients.people: {people} per site, but this site is one person; use 1 in the plan")
-        if (searches := searches_of(plan, self.id)) < MIN_SEARCHES:
-            found.append(
-                f"clients.interactions: an update from {searches} searches reveals much about each, and this site "
-                f"sends none with fewer than {MIN_SEARCHES}; use more interactions in fewer rounds"
-            )
-        return found
 
 
 def searches_of(plan: Plan, id: int) -> int:
@@ -605,7 +574,7 @@ def _read(kind: type[Section], path: Path) -> Section:
 
 
 def _resolve(data: Any, folder: Path) -> None:
-    for name in ("letor", "log", "impressions", "documents", "names"):
+    for name in ("letor", "log", "documents", "names"):
         if isinstance(data, dict) and isinstance(data.get(name), str) and data[name]:
             data[name] = str((folder / data[name]).absolute())
 

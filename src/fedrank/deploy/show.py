@@ -14,21 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.budget import Budget, charged_prices
 from fedrank.deploy.consent import partners, said_of
-from fedrank.deploy.data_sources import SiteSplit, recorded_facts
+from fedrank.deploy.data_sources import SiteSplit
 from fedrank.deploy.forests import largest_forest
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.make_plans import features_of
 from fedrank.deploy.objections import objections
-from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.releases import GATE, PROPENSITY, WORDS, release_of, releases_of
-from fedrank.deploy.settings import SiteSettings, searches_of, tree_releases
+from fedrank.deploy.settings import SiteSettings, tree_releases
 from fedrank.deploy.transport import shared_folder
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.privacy_output import about_prices
@@ -41,7 +39,6 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.messages import Call, Message, payload_of
-from fedrank.files import error_message
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.secure_aggregation import threshold_for
@@ -153,7 +150,6 @@ class PlanView:
     sum: SumView | None
     refused: tuple[str, ...]
     not_covered: tuple[str, ...]
-    has: str = ""  # training data of a site of one person
     used: str = ""  # day on which the held-out lists were used for a model; empty: not yet, or they are not needed
 
 
@@ -204,7 +200,6 @@ def look_at(
         sum=sum_view(plan),
         refused=tuple(objections(folder, settings, plan, share, draft)),
         not_covered=tuple(disclosed.not_covered),
-        has=_searches(folder, settings, plan),
         used=_window_used(settings, plan),
     )
     if (shared := shared_folder(folder)) is not None:
@@ -224,18 +219,6 @@ def _through_folder(view: PlanView, shared: Path) -> PlanView:
     leaves = (replace(one, to=one.to.replace(COORDINATOR, f"{COORDINATOR}, {READERS}")) for one in view.leaves)
     sees = f"{view.sees}; everyone who can read {shared} sees these messages, too: they are signed, but not encrypted"
     return replace(view, leaves=tuple(leaves), sees=sees)
-
-
-def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
-    """A person's training data and for how many rounds they suffice; "" if the site has queries."""
-    if plan.simulated or settings.data.impressions is None or not isinstance(plan.question, FederatedExperiment):
-        return ""
-    try:
-        facts = recorded_facts(folder, settings.data.impressions)
-    except (ValueError, OSError, OutboxError) as problem:
-        return f"recorded searches that cannot be counted: {error_message(problem)}"  # prose: ok
-    enough = facts.unused // searches_of(plan, settings.id)
-    return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
 
 
 def _of_updates(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> _Disclosed:
@@ -381,8 +364,6 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
     """What the stated ε does not cover."""
     experiment = plan.experiment
     yield "that this site participates, in which rounds, and its response times"
-    if settings.data.impressions is not None:
-        yield f"whether you searched {searches_of(plan, settings.id)} times since the last round (not the exact number)"
     if names := _plain_measures(plan, settings, share):
         yield f"sums of {', '.join(names)}, which are sent without noise because policy.plain_measures = true"
     if (line := experiment.uncovered_propensities) is not None:
@@ -429,9 +410,7 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
         names = [settings.name, *(f"another-site-{number}" for number in range(1, count))]
         parties = [PlannedSite(name, (id,)) for name, id in zip(names, ids, strict=True)]
         features: dict[str, Any] = {}
-        if settings.data.impressions is not None and isinstance(experiment, FederatedExperiment):
-            features = {"features": len(LIVE_1.names), "feature_names": LIVE_1.names}
-        elif own is not None:
+        if own is not None:
             features = features_of(own)
         elif not isinstance(experiment, SiloExperiment):
             raise ValueError("this site has no queries, so a spec cannot be compared with its data; set letor or log")
@@ -454,8 +433,6 @@ def about_plan(view: PlanView) -> list[Section]:
         ("rounds", f"{view.rounds:,}"),
     ]
     who.append(("here", view.word or "not accepted yet"))
-    if view.has:
-        who.append(("has", view.has))
     first = Section("").pairs(who)
     if view.simulated:
         first = first.paragraph("A trial on one machine: people are simulated and not protected.", tone="warn")

@@ -24,10 +24,8 @@ from fedrank.deploy.forests import ForestRun
 from fedrank.deploy.outbox import OUTBOX, OutboxError
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan
 from fedrank.deploy.records import printable
-from fedrank.deploy.sent_log import SentLog
 from fedrank.deploy.settings import SiteSettings, read_site
 from fedrank.deploy.silos import SiloRun
-from fedrank.deploy.site_data import NotYet
 from fedrank.deploy.site_runtime import SiteHome, SiteRun
 from fedrank.deploy.site_updates import UpdateRun
 from fedrank.files import FULL, locked, write_atomic
@@ -50,7 +48,6 @@ class Site(SiteHome):
         self._runs: dict[bytes, SiteRun] = {}
         self._status_at = 0.0
         self._witness = heads.Witness(folder / HEADS)
-        self._sent_log = None if settings.data.impressions is None else SentLog(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Site:
@@ -77,23 +74,16 @@ class Site(SiteHome):
         self._runs.clear()
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to a request, or a refusal with its reason.
-
-        At a one-person site, the answer is in the log of sent messages before it is returned.
-        """
+        """The answer to a request, or a refusal with its reason."""
         with self._turn:
-            label, found = self._answered(content)
-            if self._sent_log is not None:
-                self._sent_log.note(label, wire.read_label(found).kind, len(found))
-            return found
+            return self._answered(content)
 
     def hear(self, content: bytes) -> None:
         """Process a request without returning an answer."""
         with self._turn:
             self._answered(content)
 
-    def _answered(self, content: bytes) -> tuple[Label, bytes]:
-        """The label of a request, as far as it can be read, and the answer."""
+    def _answered(self, content: bytes) -> bytes:
         label = Label("nothing", bytes(16), 0)
         try:
             request, seen = heads.split(content)
@@ -109,9 +99,9 @@ class Site(SiteHome):
                 self.__dict__.pop("journal", None)  # read again for the next request
             if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
                 self._runs.pop(label.run).close()  # the state on disk is unknown until the run is opened again
-            return label, protocol.refusal(label, self.settings.id, _public_reason(problem))
+            return protocol.refusal(label, self.settings.id, _public_reason(problem))
         self._write_status(label)
-        return label, found
+        return found
 
     def _with_heads(self, label: Label, answer: bytes, seen: heads.Seen | None) -> bytes:
         """An answer with the head of this site and those that it has seen of the others."""
@@ -213,8 +203,6 @@ class Site(SiteHome):
 
 def _public_reason(problem: Exception) -> str:
     """The reason that the coordinator receives. Messages that may name data stay here."""
-    if isinstance(problem, NotYet):
-        return problem.leaving
     if isinstance(problem, Refused):
         return str(problem)
     if isinstance(problem, LedgerError):

@@ -206,7 +206,6 @@ class Computed:
     answer: bytes
     values: bytes = b""
     memory: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    used: tuple[int, ...] = ()
     repeatable: bool = True  # False: the answer is not stored and never sent again
 
 
@@ -266,9 +265,7 @@ class Contribution(Handler[R]):
         self.check_new(request, before)
         made = self.compute(request)
         answer = made.answer if made.repeatable else b""
-        sent = Sent(
-            request.number, request.attempt, request.digest, answer, made.values, made.memory, run.data, made.used
-        )
+        sent = Sent(request.number, request.attempt, request.digest, answer, made.values, made.memory, run.data)
         self.charge(request, lambda: self.store(sent))
         run.note(self.record, number, sent, request.rows is not None)
         return made.answer

@@ -25,7 +25,7 @@ from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan, PlannedSite, data_problems, key_problems
 from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
 from fedrank.deploy.releases import GATE, QUALITY, PersonReleases, release_of, releases_of
-from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData, facts_of, open_site_data
+from fedrank.deploy.site_data import ClientSiteData, facts_of, open_site_data
 from fedrank.deploy.site_releases import (
     GATE_FILE,
     PROPENSITIES,
@@ -109,11 +109,6 @@ class Update(Contribution["UpdateRun"]):
                 "schedule of the plan gives its people no second participation"
             )
 
-    def store(self, sent: Sent) -> None:
-        super().store(sent)
-        if isinstance(self.run.clients, RecordedSiteData):
-            self.run.clients.used.update(sent.used)
-
     def read_call(self, label: Label, content: bytes) -> tuple[Call, NDArray[Any]]:
         """Read the call of a round and its clients, checked against the plan."""
         run, plan, own = self.run, self.run.plan, self.run.party.clients
@@ -160,14 +155,7 @@ class Update(Contribution["UpdateRun"]):
         if call.count != 1 and not plan.simulated:
             raise Refused(f"it gives an update the weight {call.count:g}, which must be 1 between sites")
 
-    def searches(self, round: int) -> tuple[int, ...]:
-        """Numbers of the recorded searches of a round; empty if the site has queries."""
-        if not isinstance(self.run.clients, RecordedSiteData):
-            return ()
-        before = self.run.outbox.get(round)
-        return self.run.clients.next(() if before is None else before.used)
-
-    def learn(self, call: Call, asked: NDArray[Any], searches: tuple[int, ...]) -> list[ClientAnswer]:
+    def learn(self, call: Call, asked: NDArray[Any]) -> list[ClientAnswer]:
         """Train and protect, for every requested client of the site. Nothing has been sent yet."""
         run = self.run
         assert run.clients is not None
@@ -176,8 +164,7 @@ class Update(Contribution["UpdateRun"]):
         if not run.plan.simulated and has_trait(run.task.learner, "rewards"):
             seed = secrets.randbits(256)  # its answers are randomised, so the draws must stay secret
         return [
-            run.clients.answer(run.task, call, row, searches, run.memory_of(int(row["client"]), memory), seed)
-            for row in asked
+            run.clients.answer(run.task, call, row, run.memory_of(int(row["client"]), memory), seed) for row in asked
         ]
 
     def memory_after(self, done: list[ClientAnswer]) -> NDArray[np.float64]:
@@ -220,10 +207,9 @@ class OpenUpdate(Update):
 
     def compute(self, request: CheckedRequest) -> Computed:
         call, asked = request.content
-        used = self.searches(request.number)
-        done = self.learn(call, asked, used)
+        done = self.learn(call, asked)
         answer = self.pack(request.label, [one.message.pack() for one in done], done)
-        return Computed(answer, memory=self.memory_after(done), used=used)
+        return Computed(answer, memory=self.memory_after(done))
 
 
 @dataclass
@@ -234,7 +220,6 @@ class _Sum:
     digest: bytes  # of the call
     done: list[ClientAnswer]
     clients: list[SumClient]
-    used: tuple[int, ...]  # recorded searches that were used
 
 
 class SecureUpdate(Update):
@@ -296,10 +281,9 @@ class SecureUpdate(Update):
         call, asked = self.read_call(label, content)
         if before is None:
             self.check_unanswered(label.round)
-        used = self.searches(label.round)
-        done = self.learn(call, asked, used)
+        done = self.learn(call, asked)
         clients = [self._client(call, one) for one in done]
-        self.sum = _Sum(label, digest_of(content), done, clients, used)
+        self.sum = _Sum(label, digest_of(content), done, clients)
         return self.pack(label, [client.advertise() for client in clients], done)
 
     def _client(self, call: Call, one: ClientAnswer) -> SumClient:
@@ -350,7 +334,7 @@ class SecureUpdate(Update):
         ]
         answer = self.reply("letters", request.label, letters=protocol.bundle(masked))
         values = b"".join(one.message.payload.astype("<i8").tobytes() for one in total.done)
-        return Computed(answer, values, self.memory_after(total.done), total.used, repeatable=False)
+        return Computed(answer, values, self.memory_after(total.done), repeatable=False)
 
 
 def planned_keys(site: SiteHome, plan: Plan) -> dict[int, bytes]:
@@ -430,7 +414,7 @@ class UpdateRun(SiteRun):
     """A run with rounds at a site."""
 
     task: ClientTask = field(kw_only=True)
-    clients: ClientSiteData | RecordedSiteData | None = field(kw_only=True)  # None: the data do not match the plan
+    clients: ClientSiteData | None = field(kw_only=True)  # None: the data do not match the plan
     public_keys: dict[int, bytes] = field(
         kw_only=True
     )  # of all clients in secure aggregation; in a trial they are sent later
@@ -451,8 +435,8 @@ class UpdateRun(SiteRun):
         facts, data = facts_of(settings, plan)
         outbox = site.outbox(plan, data)
         fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
-        clients = open_site_data(site.folder, settings, plan) if fits else None
-        if isinstance(clients, ClientSiteData) and experiment.deals_persons and not plan.simulated:
+        clients = open_site_data(settings, plan) if fits else None
+        if clients is not None and experiment.deals_persons and not plan.simulated:
             clients = _with_deal(site, plan, clients, data)
         keys = {} if plan.secure_sum is None or plan.simulated else planned_keys(site, plan)
         charging = None if clients is None else site.charging(plan, clients.people)
@@ -466,7 +450,7 @@ class UpdateRun(SiteRun):
     @property
     def site_data(self) -> ClientSiteData:
         """The queries of this site."""
-        if not isinstance(self.clients, ClientSiteData):
+        if self.clients is None:
             raise Refused("this site has no queries that match the plan")
         return self.clients
 
