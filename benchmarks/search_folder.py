@@ -58,10 +58,8 @@ def change(folder: Path, step: str) -> list[Path]:
 def measure(folder: Path, store: Path, step: str) -> None:
     """Run one step in this process, and print its figures."""
     from fedrank.search.client import SearchClient
-    from fedrank.search.impressions import warm_up
 
     with SearchClient(store) as client:
-        warm_up(client.rows)
         before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         began = time.perf_counter()
         changed = change(folder, step)
