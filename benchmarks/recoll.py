@@ -1,4 +1,4 @@
-"""Compare the search of one's own documents with Recoll, on the same folder in one run.
+"""Compare the search of personal documents with Recoll, on the same folder in one run.
 
     python -m benchmarks.recoll [--collections cranfield cisi msmarco-mini nfcorpus vaswani] [--needs 120]
         [--documents 0]
@@ -7,7 +7,7 @@ It needs the commands of Recoll and its module for the Python of the system (apt
 python3-lxml poppler-utils unrtf; SYSTEM_PYTHON), and says so where they are missing. Each document of the judged
 collections of FEDRANK_DATA becomes an HTML file with its title; a folder per collection, one index of all by each
 program with its default settings, stemming in English. --documents limits the documents of a collection (0: all).
-Another folder has one file of each type with a word of its own, and a type is covered if a search for the word finds
+Another folder has one file of each type with a different word, and a type is covered if a search for the word finds
 the file.
 
 Times are CPU seconds of a command with the processes that it started, or of a search in a process that is already
@@ -342,7 +342,7 @@ def compare(work: Path, names: list[str], needs: int, limit: int) -> None:
 
 
 def grades_of(collection, need: int) -> dict[int, int]:
-    """Relevant documents of a need with their grades."""
+    """Relevant documents of a need with their labels."""
     some = slice(*collection.offsets[need : need + 2])
     pairs = zip(collection.judged[some].tolist(), collection.grades[some].tolist(), strict=True)
     return {row: grade for row, grade in pairs if grade > 0}

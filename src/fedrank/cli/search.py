@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 search_app = typer.Typer(cls=SearchGroup, no_args_is_help=True, subcommand_metavar="WORDS... | COMMAND [ARGS]...")
 Home = Annotated[
     Path | None,
-    typer.Option(
-        "--folder", envvar="FEDRANK_SEARCH", help="Folder of the index. Default: your data folder."
-    ),
+    typer.Option("--folder", envvar="FEDRANK_SEARCH", help="Folder of the index. Default: your data folder."),
 ]
 DEMO_FOLDER = Path("search-demo")
 
