@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench test-flower lowest platforms release audit clean
+.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench test-flower test-clients lowest platforms release audit clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -104,6 +104,12 @@ test-flower:  ## the Flower app in Flower's simulation engine and between proces
 		--disable-pip-version-check 'flwr[simulation]>=1.41' --editable . && touch .venv-flower/.ready)
 	.venv-flower/bin/python -m tests.flower
 
+test-clients:  ## rerank clients (cohere, LangChain, LlamaIndex, LightRAG, MCP) against a real server, in .venv-clients
+	test -e .venv-clients/.ready || ($(PYTHON) -m venv .venv-clients && .venv-clients/bin/python -m pip install --quiet \
+		--disable-pip-version-check cohere langchain-cohere llama-index-postprocessor-cohere-rerank lightrag-hku \
+		pytest hypothesis httpx psutil --editable '.[search,mcp]' && touch .venv-clients/.ready)
+	.venv-clients/bin/python -m pytest -p no:cacheprovider -rs tests/search/rerank/test_clients.py
+
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed
 	$(PYTHON) tests/lowest.py
 
@@ -147,7 +153,7 @@ $(TOOLS)/.ready:
 	@touch $@
 
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) .venv-lowest .venv-flower $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-flower .venv-clients $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

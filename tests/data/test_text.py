@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedrank.data.text import Tokeniser, content_words, stop_words, tokens
@@ -13,6 +15,11 @@ def test_tokens() -> None:
     assert tokens("STRASSE Straße") == ["strasse", "strasse"]
     assert tokens("cafe\u0301 caf\u00e9 \uff21") == ["café", "café", "a"]  # accent apart or not; a wide A
     assert tokens("\ud800 ... \n") == []
+
+
+def test_ascii_texts_are_split_as_all_others() -> None:
+    text = "".join(map(chr, range(128))) + " A_b-C3.d\te\x1cF"
+    assert tokens(text) == tokens(text + " é")[:-1] == re.findall(r"\w+", text.casefold())
 
 
 def test_stems() -> None:

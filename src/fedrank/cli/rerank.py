@@ -86,15 +86,19 @@ def rerank_serve(
 
 
 @rerank_app.command("key", epilog="Example:  fedrank rerank key shop")
-def rerank_key(tenant: Tenant, folder: Folder = None) -> None:
+def rerank_key(
+    tenant: Tenant,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the earlier keys of the tenant.")] = False,
+    folder: Folder = None,
+) -> None:
     """Create an API key of a tenant. It is printed once; the server stores only its digest."""
-    print_line(_tenants(folder).add_key(tenant))
+    print_line(_tenants(folder).add_key(tenant, revoke))
 
 
 @rerank_app.command("status", epilog="Example:  fedrank rerank status shop --json")
 def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None) -> None:
     """Show what a tenant's reranker has learned, and how it compares with the caller's order."""
-    from fedrank.search.rerank.page import MEANINGS, MODES, compared, names
+    from fedrank.search.rerank.page import MEANINGS, MODES, compared, consistency, names
 
     try:
         with _known(_tenants(folder), tenant).reranker(tenant) as reranker:
@@ -107,6 +111,8 @@ def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None
     print_line(MODES[status.mode])
     print_line(f"{status.requests:,} requests, {status.with_feedback:,} with feedback")
     print_line(f"Compared with the caller's order: {compared(status.against_caller)}")
+    for reader, record in status.readers.items():
+        print_line(f"Reader {reader or 'without a name'}: {consistency(record)}")
     for name in names(status):
         print_line(f"{status.weights.get(name, 0.0):+6.2f}  {name}: {MEANINGS.get(name, 'sent by the caller')}")
 

@@ -232,6 +232,7 @@ class FeatureSet:
     stemmer: str = "english"  # a Snowball language, or "none"
     names: ClassVar[tuple[str, ...]] = NAMES
     meanings: ClassVar[dict[str, str]] = MEANINGS
+    max_words: ClassVar[int] = MAX_WORDS
 
     @property
     def version(self) -> str:
@@ -254,11 +255,20 @@ class FeatureSet:
         table = np.array([(found[name]["mean"], found[name]["spread"]) for name in self.names], np.float32)
         return table[:, 0], table[:, 1]
 
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """Split a text into words, not stemmed."""
+        return tokens(text)
+
+    @cached_property
+    def hash_word(self) -> Callable[[str], int]:
+        """The hash of the stem of a word, not cached."""
+        stem = (lambda word: word) if self.stemmer == "none" else stemmer(self.stemmer)
+        return lambda word: hash_stem(stem(word))
+
     @cached_property
     def _hashed(self) -> Callable[[str], int]:
-        stem = (lambda word: word) if self.stemmer == "none" else stemmer(self.stemmer)
-        # Texts repeat words, so most stems are found in the cache.
-        return lru_cache(maxsize=1 << 18)(lambda word: hash_stem(stem(word)))
+        return lru_cache(maxsize=1 << 18)(self.hash_word)  # texts repeat their words
 
     def query(self, text: str) -> QueryTerms:
         """Return the terms of a query; words after the 32nd distinct one are ignored."""

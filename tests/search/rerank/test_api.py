@@ -70,6 +70,61 @@ def test_objects_and_numbers_in_metadata(client, tenants):
     assert stored.names == ("rank", "bm25", "centroid", "date", "vector")
 
 
+# As Weaviate (reranker-cohere), Open WebUI (external reranker) and TanStack AI (cohereRerank; it sends objects as JSON
+# text) send it; written from their sources.
+ASKED = {"model": "x", "query": "asthma inhaler", "documents": TEXTS}
+SENT = {
+    "weaviate": ("/v2/rerank", {**ASKED, "return_documents": False}),
+    "open-webui": ("/v1/rerank", {**ASKED, "top_n": 4}),
+    "tanstack": (
+        "/v2/rerank",
+        {**ASKED, "documents": [json.dumps({"body": text}) for text in TEXTS], "top_n": 2, "max_tokens_per_doc": 100},
+    ),
+}
+
+
+@pytest.mark.parametrize("sender", SENT)
+def test_requests_of_clients_in_other_languages(client, sender):
+    path, body = SENT[sender]
+    headers = {"request-source": "unspecified:weaviate", "x-openwebui-user-name": "ann"}
+    answer = client.post(path, json=body, headers=headers).json()
+    assert isinstance(answer["id"], str)
+    assert {row["index"] for row in answer["results"]} <= set(range(4))
+    assert len(answer["results"]) == body.get("top_n", 4)
+    scores = [row["relevance_score"] for row in answer["results"]]  # Open WebUI sorts by them itself
+    assert scores == sorted(set(scores), reverse=True)
+    events = [{"index": 1, "kind": "cited"}]
+    seen = {"query": body["query"], "documents": body["documents"], "events": events, "order": [1, 3]}
+    assert client.post("/v2/feedback", json=seen).json() == {"id": answer["id"], "recorded": events}
+
+
+def test_sources_and_derived_texts_in_metadata_or_beside(client, tenants):
+    documents = [{"text": text, "metadata": {"source": "wiki", "derived": n == 1}} for n, text in enumerate(TEXTS)]
+    assert rerank(client, documents=documents).status_code == 200
+    assert rerank(client, derived=[2], sources=["wiki", None, None, "mail"]).status_code == 200
+    store = tenants.reranker("shop")._store
+    assert store.count("SELECT count(*) FROM passages WHERE derived") == 2
+    assert store.count("SELECT count(DISTINCT source) FROM passages") == 2
+    assert b"wiki" not in (store.folder / "rerank.db").read_bytes()
+
+
+def test_a_verdict_on_a_passage_counts_more_than_a_citation_in_the_answer(client):
+    rerank(client)
+    said = "First, the inhaler is shaken well before each use [4]."
+    down = [{"index": 3, "kind": "down"}]
+    body = {"query": "asthma inhaler", "documents": TEXTS, "answer": said, "events": down, "reader": "model-1"}
+    assert client.post("/v2/feedback", json=body).json()["recorded"] == down
+
+
+def test_texts_with_an_answer_may_be_sent_as_the_reader_saw_them(client):
+    id = rerank(client).json()["id"]
+    said = "First, the inhaler is shaken well before each use."
+    seen = client.post("/v2/feedback", json={"id": id, "documents": [TEXTS[3], TEXTS[0]], "answer": said})
+    assert seen.json()["recorded"] == [{"index": 3, "kind": "cited"}]
+    other = client.post("/v2/feedback", json={"id": id, "documents": [TEXTS[3], "other"], "answer": said})
+    assert (other.status_code, "documents[1] is not in the request" in other.text) == (400, True)
+
+
 def test_feedback_by_id_by_texts_and_by_an_answer(client):
     first = rerank(client).json()["id"]
     events = [{"index": 1, "kind": "clicked"}]
@@ -93,6 +148,11 @@ def test_feedback_by_id_by_texts_and_by_an_answer(client):
         ("/v2/rerank", {"query": "q", "documents": ["x"], "signals": {"a": 1}}, "one list of numbers per name"),
         ("/v2/rerank", {"query": "q", "documents": ["x"], "user": 3}, "user must be a text"),
         ("/v2/rerank", {"query": "q", "documents": ["x"], "rank_fields": "text"}, "rank_fields must be a list"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "derived": [1]}, "derived must list indices"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "derived": [True]}, "derived must be a list of indices"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "sources": "wiki"}, "sources must be a list"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "sources": []}, "sources has 0 values for 1"),
+        ("/v2/rerank", {"query": "q", "documents": ["x"], "sources": ["x" * 1001]}, "at most 1,000 characters"),
         ("/v2/rerank", [1], "must be a JSON object"),
         ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "cited"}]}, "no such request"),
         ("/v2/feedback", {"id": "x"}, "names no event"),
@@ -100,7 +160,10 @@ def test_feedback_by_id_by_texts_and_by_an_answer(client):
         ("/v2/feedback", {"query": 3, "events": []}, "query must be a text"),
         ("/v2/feedback", {"events": {"index": 0}}, "events must be a list"),
         ("/v2/feedback", {"events": [{"index": True, "kind": "cited"}]}, "needs an index and a kind"),
-        ("/v2/feedback", {"id": "x", "answer": "y"}, "answer must be a text, sent with the documents"),
+        ("/v2/feedback", {"events": [{}] * 7001}, "at most 7,000"),
+        ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "up"}], "reader": "<b>"}, "reader must have"),
+        ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "up"}], "reader": 3}, "reader must have"),
+        ("/v2/feedback", {"id": "x", "answer": "y"}, "answer must be a text of at most 100,000 characters, sent with"),
         ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "up"}], "order": 3}, "order must be a list"),
     ],
 )
@@ -124,8 +187,17 @@ def test_not_json_and_too_large(client):
 
 
 def test_hostile_texts_do_not_come_back_in_errors(client):
-    answer = client.post("/v2/rerank", json={"query": "<script>", "documents": ["<script>"], "top_n": 0})
-    assert "<script>" not in answer.text
+    for more in ({"top_n": 0}, {"documents": [{"t": "x"}], "rank_fields": ["<script>\ud800"]}, {"user": ["<script>"]}):
+        answer = client.post("/v2/rerank", content=json.dumps({"query": "<script>", "documents": ["<script>"], **more}))
+        assert (answer.status_code, "<script>" in answer.text) == (400, False)
+    answer = rerank(client, signals={"x" * 1_000_000: [1, 2, 3, 4]})
+    assert (answer.status_code, len(answer.text) < 300) == (400, True)
+
+
+def test_texts_that_are_not_valid_unicode_are_answered(client):
+    body = json.dumps({"query": "\ud800", "documents": ["\ud800 x"], "user": "\ud800", "return_documents": True})
+    answer = client.post("/v2/rerank", content=body)
+    assert (answer.status_code, answer.json()["results"][0]["document"]["text"]) == (200, "\ud800 x")
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic x", "Bearer \u00e9"])
@@ -174,6 +246,8 @@ def test_keys_are_not_stored(tenants):
     assert key not in (tenants.folder / "keys.json").read_text()
     assert (tenants.folder / "keys.json").stat().st_mode & 0o077 == 0
     assert tenants.tenant_of(key) == "shop"
+    other, second = tenants.add_key("library"), tenants.add_key("shop", revoke=True)
+    assert [tenants.tenant_of(one) for one in (key, other, second)] == [None, "library", "shop"]
 
 
 def test_metrics_and_the_description_of_the_interface(client):
@@ -192,7 +266,8 @@ def test_metrics_and_the_description_of_the_interface(client):
 
 
 def test_the_page_shows_what_was_learned_and_rolls_back(tenants, client):
-    rerank(client, signals={"own": [1, 2, 3, 4]})
+    id = rerank(client, signals={"own": [1, 2, 3, 4]}, derived=[0]).json()["id"]
+    client.post("/v2/feedback", json={"id": id, "events": [{"index": 1, "kind": "up"}], "reader": "a:1"})
     access = Access(8000, "fedrank rerank serve")
     browser = TestClient(make_page(tenants, access), base_url=access.origin)
     assert browser.get("/").status_code == 401
@@ -200,6 +275,9 @@ def test_the_page_shows_what_was_learned_and_rolls_back(tenants, client):
     shown = browser.get("/").text
     assert "Start and memory; no weights have been fitted." in shown
     assert "not enough requests kept your order yet" in shown
+    assert "Reader <bdi>a:1</bdi>" in shown
+    assert "used 0 of 0 passages that were used before for such a query, and 1 of 3 others" in shown
+    assert "1 passages, which get no credit" in shown
     headers = {"origin": access.origin}
     assert browser.post("/rollback", data={"tenant": "shop"}, headers=headers).status_code == 200
     assert browser.post("/rollback", data={"tenant": "other"}, headers=headers).status_code == 400

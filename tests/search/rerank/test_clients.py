@@ -1,9 +1,13 @@
-"""Clients that people use, against a real server; every request must go to the configured address."""
+"""Clients that people use, against a real server; every request must go to the configured address.
+
+`make test-clients` installs those that are not development dependencies, into .venv-clients.
+"""
 
 import asyncio
 import contextlib
 import gc
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +15,7 @@ import threading
 import time
 import urllib.request
 import warnings
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -21,6 +26,14 @@ from fedrank.search.rerank.tenants import Tenants
 from tests.search.rerank.kills import kill_often
 
 pytestmark = pytest.mark.process
+HERE = {"127.0.0.1", "localhost"}
+TUTORIAL = Path(__file__).parents[3].joinpath("docs", "tutorials", "rerank.md").read_text("utf-8")
+PASSAGES = [
+    "Shake the inhaler well before each use.",
+    "Store the inhaler below 30 degrees, away from light.",
+    "Visiting hours are from two to eight.",
+    "Rinse your mouth with water after you have used the steroid inhaler.",
+]
 TEXTS = ["rain in the north", "an asthma inhaler for children", "snow", "how to use the inhaler"]
 
 
@@ -40,33 +53,79 @@ def server(tmp_path):
 
 @pytest.fixture
 def only_here(monkeypatch):
-    """The hosts to which connections were made; all but loopback are refused."""
+    """The hosts that were looked up or connected to; all but loopback are refused.
+
+    The environment names another address, which clients must not use.
+    """
     asked = []
 
-    def looked_up(host, *more, **named):
+    def noted(host):
         asked.append(host)
-        if host not in ("127.0.0.1", "localhost"):
+        if host not in HERE:
             raise OSError(f"{host} is not the configured address")
+
+    def looked_up(host, *more, **named):
+        noted(host)
         return resolve(host, *more, **named)
 
-    resolve = socket.getaddrinfo
+    def connected(one, address):
+        noted(address[0] if isinstance(address, tuple) else address)
+        return connect(one, address)
+
+    resolve, connect = socket.getaddrinfo, socket.socket.connect
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(socket.socket, "connect", connected)
+    for name in ("CO_API_URL", "COHERE_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://elsewhere.example")
+    monkeypatch.setenv("NO_PROXY", ",".join(HERE))
     yield asked
-    assert set(asked) <= {"127.0.0.1", "localhost"}
+    assert set(asked) <= HERE
     with warnings.catch_warnings():  # clients leave their connections open
         warnings.simplefilter("ignore")
         gc.collect()
 
 
+def test_the_guard_notices_other_addresses(only_here):
+    with pytest.raises(OSError, match="is not the configured address"):
+        socket.create_connection(("elsewhere.example", 80), timeout=1)
+    with socket.socket() as one, pytest.raises(OSError, match="is not the configured address"):
+        one.connect(("192.0.2.1", 80))
+    assert only_here == ["elsewhere.example", "192.0.2.1"]
+    only_here.clear()
+
+
+def shown(package, **names):
+    """Run the block of the tutorial that imports a package; its names."""
+    [code] = [one for one in re.findall(r"^```py\n(.*?)^```$", TUTORIAL, re.M | re.S) if package in one]
+    assert len([line for line in code.splitlines() if line]) <= 7
+    exec(compile(code.replace("http://127.0.0.1:8011", names.get("address", "")), package, "exec"), names)
+    return names
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("package", ["cohere", "langchain_cohere", "llama_index.postprocessor", "lightrag.rerank"])
+def test_the_tutorial_ends_with_a_learned_order(server, only_here, package):
+    pytest.importorskip(package, reason=f"client: {package} is not installed")
+    address, key, tenants = server
+    names = {"address": address, "key": key, "query": "steroid inhaler", "passages": PASSAGES}
+    if package.startswith("llama"):
+        from llama_index.core.schema import NodeWithScore, TextNode
+
+        names["nodes"] = [NodeWithScore(node=TextNode(text=text)) for text in PASSAGES]
+    block = f"import {package}\n" if package == "cohere" else f"from {package}"
+    assert shown(block, **names)["order"][0] == 0
+    shown("import httpx", **names)
+    assert tenants.reranker("shop").status().with_feedback == 1
+    # One request in twenty keeps the caller's order.
+    assert any(shown(block, **names)["order"][0] == 3 for _ in range(5))
+
+
 def test_cohere(server, only_here):
-    cohere = pytest.importorskip("cohere", reason="package: cohere is not installed")
+    cohere = pytest.importorskip("cohere", reason="client: cohere is not installed")
     address, key, tenants = server
     client = cohere.ClientV2(key, base_url=address)
     answer = client.rerank(model="fedrank", query="asthma inhaler", documents=TEXTS, top_n=2)
-    assert len(answer.results) == 2
-    assert {row.index for row in answer.results} <= set(range(4))
-    stored = tenants.reranker("shop")._store.request(answer.id)
-    assert len(stored.documents) == 4
+    assert len(tenants.reranker("shop")._store.request(answer.id).documents) == 4
     more = {"additional_body_parameters": {"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"}}
     answer = client.rerank(model="fedrank", query="inhaler", documents=TEXTS, request_options=more)
     assert "vector" in tenants.reranker("shop")._store.request(answer.id).names
@@ -75,48 +134,26 @@ def test_cohere(server, only_here):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_langchain(server, only_here, monkeypatch):
-    langchain = pytest.importorskip("langchain_cohere", reason="package: langchain-cohere is not installed")
+def test_lightrag_sends_signals(server, only_here):
+    lightrag = pytest.importorskip("lightrag.rerank", reason="client: lightrag-hku is not installed")
     address, key, tenants = server
-    reranker = langchain.CohereRerank(model="fedrank", cohere_api_key=key, base_url=address, top_n=2)
-    found = reranker.rerank(TEXTS, "asthma inhaler")
-    assert len(found) == 2
-    assert all(0 < row["relevance_score"] < 1 for row in found)
-    id = tenants.reranker("shop").feedback(
-        query="asthma inhaler", documents=TEXTS, events={1: "cited"}
-    )  # it drops the id
-    assert id
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_llama_index(server, only_here):
-    module = pytest.importorskip(
-        "llama_index.postprocessor.cohere_rerank",
-        reason="package: cohere_rerank of llama-index",
-    )
-    schema = pytest.importorskip("llama_index.core.schema")
-    address, key, _ = server
-    nodes = [schema.NodeWithScore(node=schema.TextNode(text=text), score=0.5) for text in TEXTS]
-    reranker = module.CohereRerank(api_key=key, base_url=address, model="fedrank", top_n=2)
-    found = reranker.postprocess_nodes(nodes, query_str="asthma inhaler")
-    assert len(found) == 2
-    assert all(0 < node.score < 1 for node in found)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightrag(server, only_here):
-    lightrag = pytest.importorskip("lightrag.rerank", reason="package: lightrag-hku is not installed")
-    address, key, tenants = server
-    asked = lightrag.cohere_rerank(
-        "asthma inhaler", TEXTS, top_n=2, api_key=key, base_url=f"{address}/v2/rerank",
-        extra_body={"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"},
-    )  # fmt: skip
-    found = asyncio.run(asked)
-    assert len(found) == 2
-    assert all(0 < row["relevance_score"] < 1 for row in found)
+    more = {"signals": {"vector": [0.1, 0.9, 0.2, 0.8]}, "user": "ann"}
+    asked = lightrag.cohere_rerank("inhaler", TEXTS, 2, key, base_url=f"{address}/v2/rerank", extra_body=more)
+    [first, second] = asyncio.run(asked)
+    assert 1 > first["relevance_score"] > second["relevance_score"] > 0
     reranker = tenants.reranker("shop")
-    id = reranker.feedback(query="asthma inhaler", documents=TEXTS, events={found[0]["index"]: "cited"})
+    id = reranker.feedback(query="inhaler", documents=TEXTS, events={first["index"]: "cited"})
     assert "vector" in reranker._store.request(id).names
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_agent_of_the_tutorial(tmp_path, monkeypatch):
+    pytest.importorskip("mcp", reason="package: mcp is not installed")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    order = shown("import asyncio, json, mcp", query="steroid inhaler", passages=PASSAGES)["order"]
+    assert len(order) == 2
+    assert [*tmp_path.rglob("rerank.db")]
 
 
 @pytest.mark.filterwarnings("ignore")

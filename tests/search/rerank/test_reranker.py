@@ -9,7 +9,7 @@ import pytest
 
 from fedrank.files import Locked, private_folder, write_atomic
 from fedrank.search.rerank import Reranker
-from fedrank.search.rerank.reranker import MAX_DOCUMENTS, PROTECTED, WITHIN, _protected, _scores
+from fedrank.search.rerank.reranker import MAX_DOCUMENTS, PROTECTED, WITHIN, _protected, _scores, _shares
 from fedrank.search.rerank.store import RerankError
 
 TEXTS = [
@@ -224,11 +224,26 @@ def test_an_informative_signal_is_fitted_tried_and_adopted(tmp_path, clock):
             clock.now += 4_000
         status = one.status()
         assert status.mode == "learned"
-        assert status.weights["own"] > status.weights["rank"]
+        assert status.weights["own"] > 0.9 * status.weights["rank"]  # the largest that it can get
         assert status.against_caller.low > 0
         one.rollback()
         assert one.status().mode == "start"
         assert one.status().history[0].state in ("rolled back", "replaced", "refused")
+
+
+def test_weights_that_new_feedback_does_not_support_are_withdrawn(tmp_path, clock):
+    rng = random.Random(4)
+    with Reranker(tmp_path / "t", clock=clock) as one:
+        with one._store.writing():
+            one._store.add_model({"rank": 1.0, "bm25": 1.0, "centroid": 0.5, "own": 1.0}, 0, "in use", "", clock())
+        one._load()
+        for number in range(50):
+            texts = [f"text {rng.random()} of {number}" for _ in range(12)]
+            answer = one.rerank(f"need {number}", texts, 5, signals={"own": [rng.random() for _ in texts]})
+            one.feedback(answer.id, {answer.indices[number % 5]: "cited"})
+        assert one.status().mode == "start"
+        assert (one.status().history[0].state, one.status().on_trial) == ("rolled back", None)
+        assert "worse than the start" in one.status().history[0].note
 
 
 def test_without_signals_nothing_is_fitted(tmp_path, clock):
@@ -334,3 +349,121 @@ def test_a_lost_key_a_damaged_file_and_a_newer_format(tmp_path):
 def test_wrong_settings(tmp_path, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Reranker(tmp_path / "t", **wrong)
+
+
+STORY = "the nurse shows every patient twice how the inhaler is shaken, and then she waits for a minute before the next"
+
+
+def lifted(one, query, text):
+    """What memory adds to a passage."""
+    return one._describe(query, [text], {})[-1][0]
+
+
+def test_a_copy_of_an_answer_gets_no_credit(reranker):
+    """Half of its runs of 8 words are in an answer that came before the passage was first sent."""
+    answer = reranker.rerank("asthma", TEXTS)
+    reranker.feedback(answer.id, {2: "cited"}, answer=f"As the texts say, {STORY}.")
+    copy, longer = STORY.upper() + "!", STORY + " " + " ".join(f"new{n}" for n in range(40))
+    answer = reranker.rerank("asthma", [copy, longer, *TEXTS])
+    assert reranker.status().derived == 1
+    reranker.feedback(answer.id, {0: "accepted", 1: "accepted"})
+    assert lifted(reranker, "asthma", copy) == 0
+    assert lifted(reranker, "asthma", longer) == 5
+    assert reranker._labels(reranker._store.request(answer.id)).keys() == {*range(1, 14)}
+
+
+def test_a_passage_that_was_there_before_the_answer_keeps_its_credit(reranker, tmp_path, clock):
+    answer = reranker.rerank("asthma", [STORY, *TEXTS])
+    reranker.feedback(answer.id, {0: "cited"}, answer=STORY)
+    reranker.rerank("asthma", [STORY, *TEXTS])
+    assert (reranker.status().derived, lifted(reranker, "asthma", STORY)) == (0, 5)
+    reranker.close()
+    with Reranker(tmp_path / "tenant", clock=clock) as one:  # answers are known after a restart, until they expire
+        assert one._is_copy(STORY)
+        assert not one._is_copy("too short")
+        assert one.forget(query="asthma") == 2
+        assert not one._is_copy(STORY)
+
+
+def test_a_passage_that_the_caller_marks_gets_no_credit(reranker, tmp_path, clock):
+    reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited", 3: "cited"})
+    reranker.feedback(reranker.rerank("asthma", TEXTS, derived=[2]).id, {2: "cited"})
+    assert lifted(reranker, "asthma", TEXTS[2]) == 0  # what it had is gone, too
+    with pytest.raises(RerankError, match="derived must list indices of documents, 0 to 11"):
+        reranker.rerank("asthma", TEXTS, derived=[12])
+    reranker.close()
+    with Reranker(tmp_path / "tenant", clock=clock) as one:
+        assert (lifted(one, "asthma", TEXTS[2]), one.status().derived) == (0, 1)
+
+
+def test_readers_are_named_and_one_that_uses_at_random_loses_its_influence(reranker, clock):
+    with pytest.raises(RerankError, match="reader must have"):
+        reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="<script>")
+    rng = random.Random(1)
+    for number in range(150):
+        answer = reranker.rerank(f"asthma {number % 5}", TEXTS, 5, user=f"user {number}")
+        reranker.feedback(answer.id, {rng.choice(answer.indices): "cited"}, reader="model-1")
+        clock.now += 4_000
+    readers = reranker.status().readers
+    assert readers["model-1"].trust < 0.5
+    assert sum(shown for _, shown in (readers["model-1"].again, readers["model-1"].other)) == 150 * 5
+    answer = reranker.rerank("summer dresses", TEXTS)
+    reranker.feedback(answer.id, {7: "cited"}, reader="model-2")
+    assert reranker.status().readers["model-2"].trust == 1
+    assert lifted(reranker, "summer dresses", TEXTS[7]) == 5
+
+
+def test_readers_and_answers_are_bounded_in_number(reranker, monkeypatch):
+    monkeypatch.setattr("fedrank.search.rerank.reranker.MAX_READERS", 2)
+    monkeypatch.setattr("fedrank.search.rerank.reranker.MAX_ANSWERS", 2)
+    id = reranker.rerank("asthma", TEXTS).id
+    for number in range(5):
+        reranker.feedback(id, {2: "cited"}, reader="model-1", answer=f"{STORY} {number}")
+    assert reranker._store.count("SELECT count(*) FROM answers") == 2
+    reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="model-2")
+    with pytest.raises(RerankError, match="2 versions of readers are known"):
+        reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="model-3")
+
+
+def test_a_source_and_a_user_have_a_limited_share_of_a_refit(reranker):
+    """Of 24 requests, 12 used passages of one source; 13 sources, so the limit is 2/13 of 24 requests."""
+    for number in range(24):
+        texts = [f"text {number} of {place}" for place in range(12)]
+        origins = ["spam" if number < 12 else f"source {number}"] * 12
+        reranker.feedback(reranker.rerank(f"need {number}", texts, sources=origins).id, {number % 12: "cited"})
+    _, examples = reranker._examples()
+    assert [one.weight for one in examples] == pytest.approx([2 / 13 * 24 / 12] * 12 + [1.0] * 12)
+    assert _shares([[b"a"], [b"b"], [None]] * 5).tolist() == [1.0] * 15  # 1/3 is at most twice an equal share
+    weights = _shares([[b"a"]] * 50 + [[bytes([n])] for n in range(49)] + [[None]])
+    assert weights.tolist() == pytest.approx([10 / 50] * 50 + [1.0] * 50)  # a tenth of 100 requests
+    with pytest.raises(RerankError, match="sources has 1 values for 12"):
+        reranker.rerank("asthma", TEXTS, sources=["x"])
+
+
+def test_feedback_of_a_user_is_bounded_by_day(reranker, clock, monkeypatch):
+    monkeypatch.setattr("fedrank.search.rerank.reranker.MAX_DAILY", 2)
+    answers = [reranker.rerank(f"asthma {number}", TEXTS, user="ann") for number in range(3)]
+    reranker.feedback(answers[0].id, {2: "cited"})
+    reranker.feedback(answers[1].id, {2: "cited"})
+    reranker.feedback(answers[1].id, {3: "cited"})  # more about a request that counts already
+    with pytest.raises(RerankError, match="which is the limit"):
+        reranker.feedback(answers[2].id, {2: "cited"})
+    reranker.feedback(reranker.rerank("asthma", TEXTS, user="bob").id, {2: "cited"})
+    clock.now += 86_401
+    reranker.feedback(reranker.rerank("asthma", TEXTS, user="ann").id, {2: "cited"})
+
+
+def test_a_folder_of_the_first_format_is_read(tmp_path, clock):
+    with Reranker(tmp_path / "t", clock=clock) as one:
+        one.feedback(one.rerank("asthma", TEXTS).id, {2: "cited"})
+    database = sqlite3.connect(tmp_path / "t" / "rerank.db")
+    for statement in (
+        "DROP TABLE answers", "DROP INDEX requests_by_person", "ALTER TABLE requests DROP COLUMN reader",
+        "ALTER TABLE passages DROP COLUMN source", "ALTER TABLE passages DROP COLUMN derived",
+        "PRAGMA user_version = 1",
+    ):  # fmt: skip
+        database.execute(statement)
+    database.close()
+    with Reranker(tmp_path / "t", clock=clock) as one:
+        one.feedback(one.rerank("asthma", TEXTS, derived=[1]).id, {2: "cited"}, answer=STORY, reader="model-1")
+        assert one.status().with_feedback == 2

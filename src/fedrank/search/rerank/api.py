@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter, deque
@@ -11,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from fedrank import __version__
 from fedrank.extras import missing_extra
 from fedrank.files import error_message, parse_json
-from fedrank.search.rerank.reranker import KINDS, MAX_DOCUMENTS, MAX_SIGNALS, Reranker
+from fedrank.search.rerank.reranker import KINDS, MAX_DOCUMENTS, MAX_SIGNALS, MAX_TEXT, Reranker
 from fedrank.search.rerank.store import RerankError
 from fedrank.search.rerank.tenants import Tenants
 from fedrank.search.rerank.used import used_passages
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.types import ASGIApp
 
 EXTRA = "search"
 MAX_BODY = 32 << 20  # bytes
+MAX_EVENTS = len(KINDS) * MAX_DOCUMENTS
 LATENCIES = 1_000  # of the latest requests, for quantiles
 Body = dict[str, Any]
 
@@ -74,7 +75,7 @@ def make_api(tenants: Tenants) -> ASGIApp:
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
-        from starlette.responses import JSONResponse, PlainTextResponse
+        from starlette.responses import JSONResponse, PlainTextResponse, Response
         from starlette.routing import Route
     except ImportError:
         raise missing_extra("the server needs a web framework", EXTRA) from None
@@ -85,7 +86,7 @@ def make_api(tenants: Tenants) -> ASGIApp:
             began = time.perf_counter()
             status, content = await _answer(request, tenants, work, run_in_threadpool)
             metrics.add(name, status, time.perf_counter() - began)
-            return JSONResponse(content, status)
+            return Response(json.dumps(content), status, media_type="application/json")  # ASCII: any text can be sent
 
         return endpoint
 
@@ -133,7 +134,7 @@ async def _answer(
 
 def rerank_request(reranker: Reranker, body: Body, path: str = "/v2/rerank") -> Body:
     """Answer a request to rerank."""
-    texts, signals = _documents(body)
+    texts, signals, about = _documents(body)
     for name, values in _object(body, "signals").items():
         if not isinstance(values, list):
             raise RerankError("signals must have one list of numbers per name")
@@ -143,7 +144,16 @@ def rerank_request(reranker: Reranker, body: Body, path: str = "/v2/rerank") -> 
         raise RerankError("query must be a text")
     if user is not None and (not isinstance(user, str) or len(user) > 1_000):
         raise RerankError("user must be a text of at most 1,000 characters")
-    ranking = reranker.rerank(query, texts, body.get("top_n"), signals=signals, user=user)
+    sources, derived = body.get("sources", [one.get("source") for one in about]), body.get("derived", [])
+    if not isinstance(sources, list):
+        raise RerankError("sources must be a list with one text or null per document")
+    if not isinstance(derived, list) or any(type(index) is not int for index in derived):
+        raise RerankError("derived must be a list of indices of documents")
+    derived = {*derived, *(index for index, one in enumerate(about) if one.get("derived") is True)}
+    named = [one if isinstance(one, str) else None for one in sources]
+    ranking = reranker.rerank(
+        query, texts, body.get("top_n"), signals=signals, user=user, sources=named, derived=derived
+    )
     results: list[Body] = [{"index": one.index, "relevance_score": one.relevance_score} for one in ranking.results]
     if body.get("return_documents") is True:
         for row in results:
@@ -158,14 +168,14 @@ def rerank_request(reranker: Reranker, body: Body, path: str = "/v2/rerank") -> 
     return {"id": ranking.id, "results": results, "meta": meta}
 
 
-def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]]]:
-    """Texts of documents, and the numbers in their metadata as signals."""
+def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]], list[Mapping[str, Any]]]:
+    """Texts of documents, the numbers in their metadata as signals, and the metadata."""
     documents = body.get("documents")
     if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
         raise RerankError(f"documents must be a list of at most {MAX_DOCUMENTS:,}")
     fields = body.get("rank_fields") or ["text"]
-    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
-        raise RerankError("rank_fields must be a list of names")
+    if not isinstance(fields, list) or len(fields) > 100 or not all(isinstance(name, str) for name in fields):
+        raise RerankError("rank_fields must be a list of at most 100 names; text if not given")
     texts: list[str] = []
     numbers: list[Mapping[str, Any]] = []
     for index, one in enumerate(documents):
@@ -175,7 +185,7 @@ def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]]]:
             continue
         found = [one[name] for name in fields if isinstance(one.get(name), str)] if isinstance(one, dict) else []
         if not found:
-            raise RerankError(f"documents[{index}] must be a text, or an object with {' or '.join(fields)}")
+            raise RerankError(f"documents[{index}] must be a text, or an object with text or one of rank_fields")
         texts.append("\n".join(found))
         metadata = one.get("metadata")
         numbers.append(metadata if isinstance(metadata, dict) else {})
@@ -184,7 +194,8 @@ def _documents(body: Body) -> tuple[list[str], dict[str, list[Any]]]:
         raise RerankError(
             f"the metadata of the documents have {len(names):,} numbers; send at most {MAX_SIGNALS} signals"
         )
-    return texts, {name: [some.get(name) if _is_number(some.get(name)) else None for some in numbers] for name in names}
+    signals = {name: [some.get(name) if _is_number(some.get(name)) else None for some in numbers] for name in names}
+    return texts, signals, numbers
 
 
 def _is_number(value: Any) -> bool:
@@ -210,8 +221,8 @@ def feedback_request(reranker: Reranker, body: Body, path: str = "/v2/feedback")
     texts = _documents(body)[0] if body.get("documents") is not None else None
     events: dict[int, str] = {}
     given = body.get("events", [])
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise RerankError('events must be a list such as [{"index": 0, "kind": "cited"}]')
+    if not isinstance(given, list) or len(given) > MAX_EVENTS or not all(isinstance(one, dict) for one in given):
+        raise RerankError(f'events must be a list of at most {MAX_EVENTS:,}, such as [{{"index": 0, "kind": "cited"}}]')
     for one in given:
         index, kind = one.get("index"), one.get("kind")
         if isinstance(index, bool) or not isinstance(index, int) or kind not in KINDS:
@@ -219,15 +230,21 @@ def feedback_request(reranker: Reranker, body: Body, path: str = "/v2/feedback")
         events[index] = kind
     answer = body.get("answer")
     if answer is not None:
-        if not isinstance(answer, str) or texts is None:
-            raise RerankError("answer must be a text, sent with the documents that the reader saw")
-        events |= {one.index: "cited" for one in used_passages(answer, texts) if one.supported}
+        if not isinstance(answer, str) or len(answer) > MAX_TEXT or texts is None:
+            raise RerankError(
+                f"answer must be a text of at most {MAX_TEXT:,} characters, sent with the documents that the reader saw"
+            )
+        places = range(len(texts)) if id is None else reranker.places(id, texts)
+        events = {places[one.index]: "cited" for one in used_passages(answer, texts) if one.supported} | events
     if not events:
         raise RerankError("the request names no event, and no passage supports the answer; nothing was recorded")
     order = body.get("order")
     if order is not None and not isinstance(order, list):
         raise RerankError("order must be a list of indices")
-    found = reranker.feedback(id, events, query=None if id else query, documents=None if id else texts, order=order)
+    found = reranker.feedback(
+        id, events, query=None if id else query, documents=None if id else texts, order=order, answer=answer,
+        reader=body.get("reader"),
+    )  # fmt: skip
     return {"id": found, "recorded": [{"index": index, "kind": kind} for index, kind in events.items()]}
 
 
@@ -273,6 +290,8 @@ def openapi() -> Body:
                 {
                     "model": text, "query": text, "documents": documents, "top_n": {"type": "integer", "minimum": 1},
                     "user": text, "signals": signals,
+                    "sources": {"type": "array", "items": {"type": ["string", "null"]}},
+                    "derived": {"type": "array", "items": {"type": "integer"}},
                 },
                 {"type": "object", "properties": {"id": text, "results": {"type": "array", "items": result}}},
             ),
@@ -280,7 +299,7 @@ def openapi() -> Body:
                 "Record which passages were used",
                 [],
                 {
-                    "id": text, "query": text, "documents": documents, "answer": text,
+                    "id": text, "query": text, "documents": documents, "answer": text, "reader": text,
                     "events": {"type": "array", "items": event},
                     "order": {"type": "array", "items": {"type": "integer"}},
                 },

@@ -34,23 +34,23 @@ def write_log(reranker: Reranker, out: str | os.PathLike[str]) -> SearchLog:
         raise RerankError(
             "there is no request with feedback yet, so there is nothing to learn from; nothing was written"
         )
-    names = (*OWN, *sorted({name for one, _, _ in given for name in one.names} - set(OWN)))
+    names = (*OWN, *sorted({name for one, _ in given for name in one.names} - set(OWN)))
     users: dict[str, int] = {}
     queries: dict[str, int] = {}
     documents: dict[str, int] = {}
     features, which, clicks = [], [], []
-    for one, _, used in given:
+    for one, used in given:
         table = np.zeros((len(one.shown), len(names)), np.float32)  # a signal that was not sent counts as average
         table[:, [names.index(name) for name in one.names]] = one.features[one.shown]
         features.append(table)
         which += [documents.setdefault(one.documents[index].hex(), len(documents)) for index in one.shown.tolist()]
         clicks += [index in used for index in one.shown.tolist()]
     rows = ShownRows(
-        user=_numbers(users, [TENANT if person is None else person.hex() for _, person, _ in given]),
-        time=np.array([int(one.time) for one, _, _ in given], np.int64),
-        query=_numbers(queries, [one.query.tobytes().hex() or "none" for one, _, _ in given]),
+        user=_numbers(users, [TENANT if one.person is None else one.person.hex() for one, _ in given]),
+        time=np.array([int(one.time) for one, _ in given], np.int64),
+        query=_numbers(queries, [one.query.tobytes().hex() or "none" for one, _ in given]),
         first=np.zeros(len(given), np.int32),
-        offsets=np.cumsum([0, *(len(one.shown) for one, _, _ in given)], dtype=np.int64),
+        offsets=np.cumsum([0, *(len(one.shown) for one, _ in given)], dtype=np.int64),
         document=np.arange(len(which), dtype=np.int32),
         clicks=np.array(clicks, np.uint8),
         users=list(users), queries=list(queries), rows=len(given), left_out={},

@@ -1,25 +1,30 @@
 """What the caller's own signals are worth, fitted to pairs of a used and an unused passage that were shown together.
 
 First one scale is fitted for the score of the start, with what memory added as an offset; then the weights of the
-signals. Both are logistic regressions. The weights of rank, BM25 and centroid relative to each other stay as they are:
-fitted to feedback, they were worse on new queries (`benchmarks/rerank.py`). There are no online steps.
+signals. Both are logistic regressions. Of each signal only the part counts that rank, BM25 and centroid do not explain
+over whole lists: passages are shown because these are high, so within what was shown a signal that repeats one of them
+looks harmful. The weights of rank, BM25 and centroid relative to each other are not fitted: fitted to feedback, they
+were worse on new queries (`benchmarks/rerank.py`). There are no online steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.search.rerank.passages import OWN, START, Table
 
-SCALES = (0.02, 2.0)
+SCALES = (0.2, 2.0)
+LARGEST = 1.0  # weight of a signal relative to that of the caller's rank
+REMEMBERED = 2.0  # pairs that memory separates by more teach nothing about signals
 PENALTY = 3.0  # on the squares of the weights of signals
 FOLDS = 5
-SIGNIFICANT = 2.0  # standard errors by which fitted weights must predict other queries' feedback better
+SIGNIFICANT = 2.0  # standard errors of the evidence from other queries that fitted weights need
+OUTDATED = -1.0  # standard errors; weights in use that predict feedback that much worse are withdrawn
 FIRST_REFIT = 50  # requests with feedback; then at 100, 200, 400, ...
 MAX_FITTED = 5_000  # of the latest requests
 _STEPS = 30
@@ -34,7 +39,7 @@ class Example:
     used: NDArray[np.int64]
     unused: NDArray[np.int64]  # shown and not used
     weight: float  # 1/k for the k-th request with the same query
-    query: int  # number of the query
+    query: int  # number of the query; the same for queries with the same rarest word
 
 
 def is_due(feedbacks: int, fitted: int) -> bool:
@@ -48,69 +53,95 @@ def is_due(feedbacks: int, fitted: int) -> bool:
 def refit(names: Sequence[str], examples: Sequence[Example]) -> dict[str, float] | None:
     """Fitted weights by name; None if they do not predict the feedback of other queries significantly better.
 
-    Weights are compared with the scaled start by the likelihood of pairs, in cross-validation over queries.
+    Weights are compared with the scaled start in cross-validation over queries: the likelihood of pairs must be larger,
+    and its slope from the start towards the weights must be positive by two standard errors.
     """
-    pairs = _Pairs.of([one for one in examples if len(one.used) and len(one.unused)])
-    if pairs is None or len(names) == len(OWN):
+    found = _pairs_of(examples)
+    if found is None or len(names) == len(OWN):
         return None
-    gains = np.zeros(len(pairs.weight))
+    pairs, explained = found
+    gains, slopes = np.zeros((2, len(pairs.weight)))
     for fold in range(FOLDS):
         out = pairs.query % FOLDS == fold
         if out.all() or not out.any():
             continue
         scale, fitted = pairs.select(~out).fit()
         here = pairs.select(out)
-        before = here.offset + scale * here.start
-        gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + here.signals @ fitted))
-    if not pairs.in_errors(gains) > SIGNIFICANT:
+        before, change = here.offset + scale * here.start, here.signals @ fitted
+        gains[out] = np.logaddexp(0.0, -before) - np.logaddexp(0.0, -(before + change))
+        slopes[out] = _logistic(-before) * change
+    if not (pairs.in_errors(slopes) > SIGNIFICANT and pairs.weight @ gains > 0):
         return None
     scale, fitted = pairs.fit()
-    return dict(zip(names, (*(scale * START).tolist(), *fitted.tolist()), strict=True))
+    return dict(zip(names, (*(scale * START - explained @ fitted).tolist(), *fitted.tolist()), strict=True))
+
+
+def _pairs_of(examples: Sequence[Example]) -> tuple[_Pairs, Table] | None:
+    """Pairs, with the part of each signal that rank, BM25 and centroid do not explain; and [own, signals]: the rest."""
+    pairs = _Pairs.of(examples)
+    if pairs is None:
+        return None
+    every = np.concatenate([one.features for one in examples])
+    own, signals = every[:, : len(OWN)], every[:, len(OWN) :]
+    explained: Table = np.linalg.solve(own.T @ own + 1e-3 * len(own) * np.eye(len(OWN)), own.T @ signals)
+    return replace(pairs, signals=pairs.signals - pairs.own @ explained), explained
 
 
 def with_start(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights with the start's relative weights of rank, BM25 and centroid, at the scale closest to the given ones."""
+    """Weights with the start's relative weights of rank, BM25 and centroid, at the scale closest to the given ones.
+
+    No signal gets a larger weight than a fit may give it.
+    """
     given = np.array([weights[name] for name in OWN])
     scale = float(np.clip(given @ START / (START @ START), *SCALES))
-    return {**weights, **dict(zip(OWN, (scale * START).tolist(), strict=True))}
+    most = LARGEST * scale
+    limited = {name: float(np.clip(weight, -most, most)) for name, weight in weights.items()}
+    return {**limited, **dict(zip(OWN, (scale * START).tolist(), strict=True))}
 
 
 def gain_of(weights: Mapping[str, float], names: Sequence[str], examples: Sequence[Example]) -> float:
     """By how many standard errors weights predict feedback better than the scaled start does; NaN if unknown."""
-    pairs = _Pairs.of([one for one in examples if len(one.used) and len(one.unused)])
+    pairs = _Pairs.of(examples)
     if pairs is None:
         return math.nan
-    own = np.array([weights[name] for name in OWN])
     before = pairs.offset + _scale(pairs.start, pairs.offset, pairs.weight) * pairs.start
-    signals = np.array([weights.get(name, 0.0) for name in names[len(OWN) :]])
-    after = pairs.offset + float(own @ START / (START @ START)) * pairs.start + pairs.signals @ signals
+    own, signals = (np.array([weights.get(name, 0.0) for name in some]) for some in (OWN, names[len(OWN) :]))
+    after = pairs.offset + pairs.own @ own + pairs.signals @ signals
     return pairs.in_errors(np.logaddexp(0.0, -before) - np.logaddexp(0.0, -after))
 
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Differences between a used and an unused passage, one row per pair."""
+    """One row per pair of a used and an unused passage of a request."""
 
-    start: Table  # difference of the start's scores
-    signals: Table  # [pairs, signals]
+    own: Table  # [pairs, own features]: differences
+    signals: Table  # [pairs, signals]: differences
     offset: Table  # difference of what memory added
     weight: Table
     query: NDArray[np.int64]
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> _Pairs | None:
-        if not examples:
-            return None
+        """The pairs that memory leaves open; None without any."""
         rows = []
         for one in examples:
+            if not (len(one.used) and len(one.unused)):
+                continue
             better, worse = np.repeat(one.used, len(one.unused)), np.tile(one.unused, len(one.used))
             x = one.features[better] - one.features[worse]
             weight = np.full(len(better), one.weight / len(better))  # a request counts once, however long it is
             query = np.full(len(better), one.query)
-            rows.append(
-                (x[:, : len(OWN)] @ START, x[:, len(OWN) :], one.memory[better] - one.memory[worse], weight, query)
-            )
-        return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+            rows.append((x[:, : len(OWN)], x[:, len(OWN) :], one.memory[better] - one.memory[worse], weight, query))
+        if not rows:
+            return None
+        pairs = cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+        pairs = pairs.select(np.abs(pairs.offset) <= REMEMBERED)
+        return pairs if len(pairs.weight) else None
+
+    @property
+    def start(self) -> Table:
+        difference: Table = self.own @ START
+        return difference
 
     def select(self, which: NDArray[np.bool_]) -> _Pairs:
         return _Pairs(*(column[which] for column in vars(self).values()))
@@ -124,7 +155,8 @@ class _Pairs:
     def fit(self) -> tuple[float, Table]:
         """The scale of the start, and the weights of the signals."""
         scale = _scale(self.start, self.offset, self.weight)
-        return scale, _newton(self.signals, self.offset + scale * self.start, self.weight)
+        fitted = _newton(self.signals, self.offset + scale * self.start, self.weight)
+        return scale, np.clip(fitted, -LARGEST * scale, LARGEST * scale)
 
 
 def _scale(score: Table, offset: Table, weight: Table) -> float:

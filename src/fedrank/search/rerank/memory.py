@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,14 +14,29 @@ from fedrank.search.rerank.passages import PassageStatistics, Table, likeness
 WEIGHT = 10.0
 SIMILAR = 0.5  # smallest likeness of two queries that counts
 MAX_QUERIES = 20_000  # the most recent distinct queries
+MAX_VOTES = 300_000  # of these queries
+MAX_OF_PERSON = 3.0  # votes of a known person on a passage for a query; more are scaled down
+CONSISTENT = 0.2  # a reader who uses passages again this much more often than others is trusted fully
+PRIOR = 20  # passages, as if shown before the first ones
+AGAIN, OTHER = 0.6, 0.2  # shares of these that were used: passages used before, and others
+
+
+@dataclass(slots=True)
+class _Vote:
+    """How often a person used a passage for a query, and saw it without using it, with one version of the reader."""
+
+    reader: str | None
+    person: bytes | None
+    used: float = 0.0
+    unused: float = 0.0
 
 
 @dataclass
 class _Known:
-    """A query, and how often each passage was used and shown without being used."""
+    """A query, and the votes on each passage."""
 
     stems: NDArray[np.int32]
-    passages: dict[bytes, list[float]] = field(default_factory=dict)  # [used, unused]
+    passages: dict[bytes, list[_Vote]] = field(default_factory=dict)
 
 
 class UseMemory:
@@ -30,11 +45,20 @@ class UseMemory:
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
         self._with: defaultdict[int, set[bytes]] = defaultdict(set)
+        self._votes = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, stems: NDArray[np.int32], passage: bytes, used: float, unused: float) -> None:
+    def add(
+        self,
+        stems: NDArray[np.int32],
+        passage: bytes,
+        used: float,
+        unused: float,
+        reader: str | None = None,
+        person: bytes | None = None,
+    ) -> None:
         """Count a passage as used or unused for a query; negative numbers take a count back."""
         key = stems.tobytes()
         known = self._known.pop(key, None)
@@ -43,15 +67,30 @@ class UseMemory:
             for stem in stems.tolist():
                 self._with[stem].add(key)
         self._known[key] = known  # the most recent is last
-        counts = known.passages.setdefault(passage, [0.0, 0.0])
-        counts[0], counts[1] = max(counts[0] + used, 0.0), max(counts[1] + unused, 0.0)
-        if len(self._known) > MAX_QUERIES:
+        votes = known.passages.setdefault(passage, [])
+        vote = next((one for one in votes if (one.reader, one.person) == (reader, person)), None)
+        if vote is None:
+            votes.append(vote := _Vote(reader, person))
+            self._votes += 1
+        vote.used, vote.unused = max(vote.used + used, 0.0), max(vote.unused + unused, 0.0)
+        while len(self._known) > MAX_QUERIES or (self._votes > MAX_VOTES and len(self._known) > 1):
             oldest = next(iter(self._known))
-            for stem in self._known.pop(oldest).stems.tolist():
+            dropped = self._known.pop(oldest)
+            self._votes -= sum(map(len, dropped.passages.values()))
+            for stem in dropped.stems.tolist():
                 self._with[stem].discard(oldest)
 
-    def lift(self, stems: NDArray[np.int32], passages: Sequence[bytes], background: PassageStatistics) -> Table:
-        """[passages]: 10 · c / (c + u + 1), with c uses and u non-uses, each times the likeness of its query."""
+    def lift(
+        self,
+        stems: NDArray[np.int32],
+        passages: Sequence[bytes],
+        background: PassageStatistics,
+        trust: Mapping[str | None, float] | None = None,
+    ) -> Table:
+        """[passages]: 10 · c / (c + u + 1), with c uses and u non-uses.
+
+        Each counts times the likeness of its query to this one, and times the trust in its reader (1 if not given).
+        """
         counts = np.zeros((len(passages), 2))
         place = {digest: index for index, digest in enumerate(passages)}
         shared: defaultdict[bytes, int] = defaultdict(int)
@@ -64,6 +103,31 @@ class UseMemory:
             if like < SIMILAR:
                 continue
             for digest in place.keys() & known.passages.keys():
-                counts[place[digest]] += like * np.array(known.passages[digest])
+                for vote in known.passages[digest]:
+                    weight = like * (trust or {}).get(vote.reader, 1.0)
+                    if vote.person is not None:
+                        weight *= MAX_OF_PERSON / max(vote.used + vote.unused, MAX_OF_PERSON)
+                    counts[place[digest]] += weight * vote.used, weight * vote.unused
         lift: Table = WEIGHT * counts[:, 0] / (counts.sum(axis=1) + 1.0)
         return lift
+
+
+@dataclass
+class ReaderRecord:
+    """How often a version of the reader used passages that were used before for such a query, and other ones."""
+
+    again: list[int] = field(default_factory=lambda: [0, 0])  # used, shown
+    other: list[int] = field(default_factory=lambda: [0, 0])
+
+    @property
+    def trust(self) -> float:
+        """From 0 to 1: how much its uses count in memory.
+
+        A reader who uses passages at random does not use the same ones again, so remembering them would mislead.
+        A new version is trusted until its own record says otherwise.
+        """
+        again, other = (
+            (used + share * PRIOR) / (shown + PRIOR)
+            for (used, shown), share in ((self.again, AGAIN), (self.other, OTHER))
+        )
+        return min(max((again - other) / CONSISTENT, 0.0), 1.0)

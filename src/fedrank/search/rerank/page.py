@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from fedrank.search.render import BarScale, part
+from fedrank.search.rerank.memory import ReaderRecord
 from fedrank.search.rerank.reranker import RerankStatus
 from fedrank.search.rerank.store import RerankError
 from fedrank.search.rerank.tenants import Tenants
@@ -46,6 +47,15 @@ def compared(found: Difference | None) -> str:
     )
 
 
+def consistency(record: ReaderRecord) -> str:
+    """What is known of a version of the reader, in words."""
+    (again, shown_again), (other, shown_other) = record.again, record.other
+    return (
+        f"used {again:,} of {shown_again:,} passages that were used before for such a query, and {other:,} of "
+        f"{shown_other:,} others; memory counts its uses at {record.trust:.0%}"
+    )
+
+
 def names(status: RerankStatus) -> list[str]:
     return list(dict.fromkeys([*status.weights, *(status.on_trial or {})]))
 
@@ -54,7 +64,7 @@ def names(status: RerankStatus) -> list[str]:
 def _environment() -> Environment:
     environment = templates("fedrank.search.rerank", "pages")
     environment.globals |= {"modes": MODES, "meanings": MEANINGS, "compared": compared, "names": names}
-    environment.globals |= {"scale": BarScale.over}
+    environment.globals |= {"scale": BarScale.over, "consistency": consistency}
     return environment
 
 

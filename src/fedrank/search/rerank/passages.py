@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,9 @@ from fedrank.data.live_features import FeatureSet
 
 BUCKETS = 1 << 18  # hash buckets in which passages are counted
 CACHED = 4_000_000  # distinct words of passages that are held in memory, 8 bytes each
+MAX_KNOWN = 1 << 17  # words whose hashes are held in memory
+AT_ONCE = 100  # passages that are split together
+RUN = 8  # words in a row by which a copy of an answer is recognised
 K1, B = 0.9, 0.4
 FIRST = 10  # of the caller's passages, whose mean is the centroid
 MIN_BACKGROUND = 200  # passages; with fewer, document frequencies of the list itself are added
@@ -38,18 +41,29 @@ class Words(NamedTuple):
     length: int  # words
 
 
+class _Hashes(dict[str, int]):
+    """Keyed hashes of the stems of words, computed when a word is first asked for."""
+
+    def __init__(self, key: bytes, features: FeatureSet) -> None:
+        self._key, self._features = key, features
+
+    def __missing__(self, word: str) -> int:
+        found = self[word] = self.keyed(self._features.hash_word(word))
+        return found
+
+    def keyed(self, stem: int) -> int:
+        digest = blake2b(stem.to_bytes(4, "little"), digest_size=4, key=self._key).digest()
+        return int.from_bytes(digest, "little") & 0x7FFF_FFFF
+
+
 class Hasher:
     """Hashes texts with a secret key, so stored words and digests mean nothing without it."""
 
     def __init__(self, key: bytes, language: str = "english") -> None:
         self._key, self._features = key, FeatureSet(language)
-        self._keyed = lru_cache(maxsize=1 << 18)(self._hash_stem)
+        self._hashes = _Hashes(key, self._features)
         self._passages: OrderedDict[bytes, Words] = OrderedDict()
         self._cached = 0  # distinct words of these passages
-
-    def _hash_stem(self, stem: int) -> int:
-        digest = blake2b(stem.to_bytes(4, "little"), digest_size=4, key=self._key).digest()
-        return int.from_bytes(digest, "little") & 0x7FFF_FFFF
 
     def digest(self, *texts: str) -> bytes:
         """Eight bytes that identify some texts; lengths are part of it, so ("a", "b") differs from ("ab", "")."""
@@ -62,23 +76,48 @@ class Hasher:
 
     def query(self, text: str) -> NDArray[np.int32]:
         """The distinct stems of a query without function words, ascending; at most 32 count."""
-        return np.array(sorted({self._keyed(stem) for stem in self._features.engine_terms(text)}), np.int32)
+        return np.array(sorted({self._hashes.keyed(stem) for stem in self._features.engine_terms(text)}), np.int32)
 
-    def passage(self, text: str, digest: bytes) -> Words:
-        """The words of a passage; those of recent passages are cached."""
-        found = self._passages.get(digest)
-        if found is None:
-            row = self._features.row("", text)
-            plain, counts = np.unique(row.words, return_counts=True)
-            stems = np.fromiter(map(self._keyed, plain.tolist()), np.int32, len(plain))
-            order = np.argsort(stems, kind="stable")
-            found = self._passages[digest] = Words(stems[order], counts[order].astype(np.int32), row.length)
-            self._cached += len(stems)
-            while self._cached > CACHED:
-                self._cached -= len(self._passages.popitem(last=False)[1].stems)
-        else:
+    def runs(self, text: str) -> NDArray[np.uint64]:
+        """A hash of every 8 words in a row, ascending; at most 4,096."""
+        stems = np.array(
+            [self._hashes[word] for word in self._features.words(text)[: self._features.max_words]], np.uint64
+        )
+        runs = np.zeros(max(len(stems) - RUN + 1, 0), np.uint64)
+        for place in range(RUN):
+            runs = runs * np.uint64(0x9E37_79B9_7F4A_7C15) + stems[place : place + len(runs)]
+        return np.unique(runs)
+
+    def passages(self, texts: Sequence[str], digests: Sequence[bytes]) -> list[Words]:
+        """The words of passages; those of recent passages are cached."""
+        new = [(digest, text) for digest, text in zip(digests, texts, strict=True) if digest not in self._passages]
+        for start in range(0, len(new), AT_ONCE):
+            part = dict(new[start : start + AT_ONCE])
+            for digest, words in zip(part, self._split([*part.values()]), strict=True):
+                self._passages[digest] = words
+                self._cached += len(words.stems)
+            if len(self._hashes) > MAX_KNOWN:
+                self._hashes.clear()
+        found = []
+        for digest in digests:
             self._passages.move_to_end(digest)
+            found.append(self._passages[digest])
+        while self._cached > CACHED:
+            self._cached -= len(self._passages.popitem(last=False)[1].stems)
         return found
+
+    def _split(self, texts: Sequence[str]) -> Iterator[Words]:
+        """Texts as words, in one pass over all of them."""
+        split = [self._features.words(text) for text in texts]
+        sizes = [min(len(words), self._features.max_words) for words in split]
+        kept = chain.from_iterable(words[: self._features.max_words] for words in split)
+        stems = np.fromiter(map(self._hashes.__getitem__, kept), np.int64, sum(sizes))
+        row = np.repeat(np.arange(len(texts)), sizes)
+        distinct, counts = np.unique(row << 31 | stems, return_counts=True)
+        ends = np.searchsorted(distinct, np.arange(len(texts) + 1) << 31).tolist()
+        plain, counts = (distinct & 0x7FFF_FFFF).astype(np.int32), counts.astype(np.int32)
+        for words, start, end in zip(split, ends, ends[1:], strict=False):
+            yield Words(plain[start:end].copy(), counts[start:end].copy(), len(words))
 
 
 @dataclass
@@ -96,7 +135,8 @@ class PassageStatistics:
     def add(self, passages: Sequence[Words]) -> None:
         """Count passages that were not counted before."""
         if passages:
-            self.frequencies += _frequencies(passages)
+            bucket, having = _frequencies(passages)
+            self.frequencies[bucket] += having
             self.passages += len(passages)
             self.words += sum(one.length for one in passages)
 
@@ -106,16 +146,24 @@ class PassageStatistics:
         rarity: Table = np.log1p((self.passages - n + 0.5) / (n + 0.5))
         return rarity
 
+    def rarest(self, stems: NDArray[np.int32]) -> int | None:
+        """The stem that the fewest passages have, of those that any has."""
+        having = self.frequencies[stems & np.int32(BUCKETS - 1)]
+        known = np.flatnonzero(having)
+        return int(stems[known[np.argmin(having[known])]]) if len(known) else None
+
     @property
     def mean_length(self) -> float:
         return self.words / self.passages if self.passages else 1.0
 
 
-def _frequencies(passages: Sequence[Words]) -> NDArray[np.int32]:
-    """[BUCKETS]: passages with a word of each bucket."""
+def _frequencies(passages: Sequence[Words]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Buckets of words, and passages with a word of each."""
     row = np.repeat(np.arange(len(passages)), [len(one.stems) for one in passages])
     bucket = np.concatenate([one.stems for one in passages]) & np.int32(BUCKETS - 1)
-    return np.bincount(np.unique(row * BUCKETS + bucket) % BUCKETS, minlength=BUCKETS).astype(np.int32)
+    pairs, _ = np.unique(row * BUCKETS + bucket, return_counts=True)  # with counts, numpy sorts, which is faster here
+    buckets, having = np.unique(pairs % BUCKETS, return_counts=True)
+    return buckets, having.astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +224,11 @@ def _centroid(stems: NDArray[np.int32], heavy: Table, row: NDArray[np.int64], pa
     """[passages]: cosine with the mean of the caller's first passages; a passage is not compared with itself."""
     norms = np.sqrt(np.bincount(row, heavy**2, minlength=passages))
     unit = heavy / np.maximum(norms, 1e-12)[row]
-    words, column = np.unique(stems, return_inverse=True)
-    first = row < FIRST
-    total = np.bincount(column[first], unit[first], minlength=len(words))
+    first = int(np.searchsorted(row, FIRST))  # words of the first passages
+    words, column = np.unique(stems[:first], return_inverse=True)
+    total = np.bincount(column, unit[:first], minlength=len(words) + 1)  # the last is that of all other words
+    place = np.searchsorted(words, stems)
+    column = np.where(words[np.minimum(place, len(words) - 1)] == stems, place, len(words)) if len(words) else place
     count = min(FIRST, passages)
     dot = np.bincount(row, unit * total[column], minlength=passages)
     squared = float(total @ total)

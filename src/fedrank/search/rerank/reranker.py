@@ -14,8 +14,8 @@ import re
 import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedrank.files import locked
 from fedrank.search.rerank import learning
-from fedrank.search.rerank.memory import UseMemory
+from fedrank.search.rerank.memory import ReaderRecord, UseMemory
 from fedrank.search.rerank.passages import OWN, START, Features, Hasher, Table, Words, describe
 from fedrank.search.rerank.scorer import NAME, ModelScorer
 from fedrank.search.rerank.store import DAY, Request, RerankError, RerankStore, StoredModel, folder_key
@@ -51,12 +51,17 @@ MAX_SIGNALS = 16
 OPPONENT = 0.05  # share of requests that keep the caller's order
 INCLUDED = 0.02  # share of requests whose last passage is a random one from below the cut
 PROTECTED, WITHIN = 3, 10  # the caller's first 3 passages stay within the first 10
-MAX_PERSON = 0.1  # largest share of one person in a refit
+MAX_SHARE = 0.1  # largest share of a person or of a source of passages in a refit; twice an equal one if that is more
+MAX_DAILY = 1_000  # requests of a person with feedback in 24 hours
+MAX_READERS = 1_000  # versions of readers
+MAX_ANSWERS = 1_000  # the latest ones, whose copies get no credit
+DERIVED = 0.5  # share of the runs of words of a new passage that earlier answers have
 KEEP_DAYS = 180
 MAX_REQUESTS = 100_000  # the latest ones are stored
 EXPIRE_EVERY = 1_000  # requests
 LOOK_EVERY = 10  # requests with feedback between two looks at a comparison
 _SIGNAL = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
+_READER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,63}")
 # Probability that a passage is relevant as a function of its BM25 relative to the best possible one, fitted to judged
 # collections (`benchmarks/rerank.py`).
 CALIBRATION = (-3.5, 8.5)
@@ -96,6 +101,8 @@ class RerankStatus:
     on_trial: dict[str, float] | None
     against_caller: Difference | None
     included: tuple[int, int]  # random passages from below the cut: shown, used
+    readers: dict[str, ReaderRecord]  # by version; "" if feedback did not name it
+    derived: int  # passages that get no credit
     history: tuple[StoredModel, ...]
 
 
@@ -153,7 +160,10 @@ class Reranker:
 
     def _load(self) -> None:
         """Rebuild from the store what is held in memory."""
-        self._memory = UseMemory()
+        self._memory, self._readers = UseMemory(), defaultdict[str | None, ReaderRecord](ReaderRecord)
+        derived = self._store.db.execute("SELECT digest FROM passages WHERE derived")
+        self._derived = {row[0] for row in derived}
+        self._load_answers()
         given = "WHERE id IN (SELECT request FROM feedback) ORDER BY number"
         for one in self._store.requests(given):
             self._remember(one, {}, self._labels(one))
@@ -161,6 +171,11 @@ class Reranker:
         self._model = next(iter(self._store.models("in use")), None)
         self._trial = next(iter(self._store.models("on trial")), None)
         self._off = bool(self._store.get("off", 0))
+
+    def _load_answers(self) -> None:
+        """The runs of words of the latest answers."""
+        answers = [np.frombuffer(row[0], np.uint64) for row in self._store.db.execute("SELECT runs FROM answers")]
+        self._said = np.unique(np.concatenate([np.empty(0, np.uint64), *answers]))
 
     # rerank
 
@@ -172,13 +187,20 @@ class Reranker:
         *,
         signals: Mapping[str, Sequence[float | None]] | None = None,
         user: str | None = None,
+        sources: Sequence[str | None] | None = None,
+        derived: Collection[int] = (),
     ) -> Ranking:
         """Order passages for a query. The order of `documents` is the caller's ranking and counts as a signal.
 
         `signals` are the caller's own numbers by name, one per document, None where one is missing: a vector
         similarity, a date, a source's reliability. They count after feedback has shown what they are worth.
+        `sources` names where each document comes from, so one of them cannot dominate what is learned. `derived` are
+        the indices of documents that were made from earlier answers; their use teaches nothing.
         """
         top = self._check(query, documents, top_n)
+        origins = self._origins(sources, documents)
+        if not {*derived} <= {*range(len(documents))}:
+            raise RerankError(f"derived must list indices of documents, 0 to {len(documents) - 1}")
         if not documents:
             return Ranking(secrets.token_urlsafe(12), ())
         if self._scorer is not None:
@@ -198,13 +220,21 @@ class Reranker:
             request = Request(
                 secrets.token_urlsafe(12), number, now, stems, digests, found.names,
                 found.table.astype(np.float32), memory.astype(np.float32), shown.astype(np.int16), arm,
+                None if user is None else self._hasher.digest("user", user),
             )  # fmt: skip
             texts = self._hasher.digest(query, *documents)
-            person = None if user is None else self._hasher.digest("user", user)
             trial = self._trial.id if self._trial is not None and arm in ("old", "new") else None
+            unseen = self._store.new_passages(digests)
+            new = {digest: one for digest, one in zip(digests, words, strict=True) if digest in unseen}
+            copies = {digests[index] for index in derived}
+            copies |= {
+                one for one, text in zip(digests, documents, strict=True) if one in unseen and self._is_copy(text)
+            }
             with self._store.writing():
-                self._store.add_request(request, texts, person, trial)
-                self._store.count_passages(digests, words, now)
+                self._store.add_request(request, texts, trial)
+                self._store.count_passages(new, now)
+                self._store.mark_passages(copies - self._derived, dict(zip(digests, origins, strict=True)))
+            self._derived |= copies
             self._number += 1
             if self._number % EXPIRE_EVERY == 0:
                 self._expire()
@@ -217,10 +247,28 @@ class Reranker:
     ) -> tuple[NDArray[np.int32], tuple[bytes, ...], list[Words], Features, Table]:
         """Stems of the query, digests and words of the passages, their features, and what memory adds to each."""
         digests = tuple(self._hasher.digest(text) for text in documents)
-        words = [self._hasher.passage(text, digest) for text, digest in zip(documents, digests, strict=True)]
+        words = self._hasher.passages(documents, digests)
         stems = self._hasher.query(query)
         found = describe(stems, words, self._store.background, columns)
-        return stems, digests, words, found, self._memory.lift(stems, digests, self._store.background)
+        trust = {reader: record.trust for reader, record in self._readers.items()}
+        lift = self._memory.lift(stems, digests, self._store.background, trust)
+        return stems, digests, words, found, np.where([one in self._derived for one in digests], 0.0, lift)
+
+    def _is_copy(self, text: str) -> bool:
+        """Whether a passage repeats earlier answers; ask it only about passages that were not seen before them."""
+        if not len(self._said) or not len(runs := self._hasher.runs(text)):
+            return False
+        place = np.minimum(np.searchsorted(self._said, runs), len(self._said) - 1)
+        return float(np.mean(self._said[place] == runs)) >= DERIVED
+
+    def _origins(self, sources: Sequence[str | None] | None, documents: Sequence[str]) -> list[bytes | None]:
+        if sources is None:
+            return [None] * len(documents)
+        if len(sources) != len(documents):
+            raise RerankError(f"sources has {len(sources)} values for {len(documents)} documents")
+        if not all(one is None or (isinstance(one, str) and len(one) <= 1_000) for one in sources):
+            raise RerankError("sources must be texts of at most 1,000 characters, or null")
+        return [None if one is None else self._hasher.digest("source", one) for one in sources]
 
     @staticmethod
     def _check(query: str, documents: Sequence[str], top_n: int | None) -> int:
@@ -269,17 +317,29 @@ class Reranker:
         query: str | None = None,
         documents: Sequence[str] | None = None,
         order: Sequence[int] | None = None,
+        answer: str | None = None,
+        reader: str | None = None,
     ) -> str:
         """Record what was used: `events` gives a kind by index of a document in the request.
 
         Kinds are clicked, copied, cited, accepted, up (used) and ignored, down (not used). Documents that were shown
         and not mentioned count as not used. Name the request by the id of its answer, or by the same query and
         documents: the latest request with them is meant. `order` are the indices that the reader saw, if other than
-        answered. Feedback may come late and in parts; the same event counts once. Returns the id of the request.
+        answered. Feedback may come late and in parts; the same event counts once. Passages that repeat the text of an
+        `answer` later get no credit. `reader` is the version of what reads the passages, such as a language model with
+        its prompt: uses by a version that chooses at random count less. Returns the id of the request.
         """
         if (id is None) == (query is None or documents is None):
             raise RerankError("give either the id of a request, or its query and documents")
+        if reader is not None and not (isinstance(reader, str) and _READER.fullmatch(reader)):
+            raise RerankError(
+                "reader must have 1 to 64 letters, digits and . _ : / @ + -, and start with one of the first"
+            )
+        if answer is not None and not (isinstance(answer, str) and len(answer) <= MAX_TEXT):
+            raise RerankError(f"answer must be a text of at most {MAX_TEXT:,} characters")
         with self._turn:
+            if reader is not None and reader not in self._readers and len(self._readers) >= MAX_READERS:
+                raise RerankError(f"{MAX_READERS:,} versions of readers are known, which is the limit; use one of them")
             now = self._clock()
             one = self._find(id, query, documents)
             for index, kind in (events or {}).items():
@@ -289,7 +349,18 @@ class Reranker:
                     raise RerankError(f"unknown kind {kind!r}; use one of {', '.join(KINDS)}")
             seen = None if order is None else _seen(order, len(one.documents))
             before = self._labels(one)
+            if not before and one.person is not None and self._store.given_by(one.person, now - DAY) >= MAX_DAILY:
+                raise RerankError(
+                    f"this user has sent feedback on {MAX_DAILY:,} requests in 24 hours, which is the limit"
+                )
             with self._store.writing():
+                if reader is not None and not before:
+                    self._store.db.execute("UPDATE requests SET reader = ? WHERE id = ?", (reader, one.id))
+                if answer is not None and len(runs := self._hasher.runs(answer)):
+                    row = (one.id, now, runs.tobytes())
+                    self._store.db.execute("INSERT INTO answers (request, time, runs) VALUES (?, ?, ?)", row)
+                    oldest = "(SELECT max(id) FROM answers) - ?"
+                    self._store.db.execute(f"DELETE FROM answers WHERE id <= {oldest}", (MAX_ANSWERS,))
                 if seen is not None:
                     self._store.db.execute("UPDATE requests SET shown = ? WHERE id = ?", (seen.tobytes(), one.id))
                 for index, kind in (events or {}).items():
@@ -305,8 +376,19 @@ class Reranker:
                     )
             self._remember(one, before, after)
             self._with_feedback += bool(after) and not before
+            if answer is not None:
+                self._load_answers()
             self._learn(now)
             return one.id
+
+    def places(self, id: str, documents: Sequence[str]) -> list[int]:
+        """The indices in a request of documents that are sent in another order, or only in part."""
+        with self._turn:
+            place = {digest: index for index, digest in enumerate(self._find(id, None, None).documents)}
+            found = [place.get(self._hasher.digest(text), -1) for text in documents]
+        if -1 in found:
+            raise RerankError(f"documents[{found.index(-1)}] is not in the request; nothing was recorded")
+        return found
 
     def _find(self, id: str | None, query: str | None, documents: Sequence[str] | None) -> Request:
         if id is not None:
@@ -323,20 +405,27 @@ class Reranker:
         return found
 
     def _labels(self, one: Request) -> dict[int, bool]:
-        """Whether each shown or mentioned document was used; empty without feedback."""
+        """Whether each shown or mentioned document was used, without derived ones; empty without feedback."""
         given = self._store.feedback_of(one.id)
         if not given:
             return {}
         indices = {*one.shown.tolist(), *given}
-        return {index: _is_used(given.get(index, set())) for index in sorted(indices)}
+        return {
+            index: _is_used(given.get(index, set()))
+            for index in sorted(indices)
+            if one.documents[index] not in self._derived
+        }
 
     def _remember(self, one: Request, before: Mapping[int, bool], after: Mapping[int, bool]) -> None:
-        """Update memory from the labels of a request before and after feedback."""
+        """Update memory and the record of the reader from the labels of a request before and after feedback."""
+        record = self._readers[one.reader]
         for index in {*before, *after}:
             used = int(after.get(index, False)) - int(before.get(index, False))
-            unused = int(not after.get(index, True)) - int(not before.get(index, True))
-            if used or unused:
-                self._memory.add(one.query, one.documents[index], used, unused)
+            shown = int(index in after) - int(index in before)
+            if used or shown:
+                self._memory.add(one.query, one.documents[index], used, shown - used, one.reader, one.person)
+                counts = record.again if one.memory[index] > 0 else record.other
+                counts[0], counts[1] = counts[0] + used, counts[1] + shown
 
     # learning
 
@@ -382,44 +471,56 @@ class Reranker:
     def _refit(self, now: float) -> None:
         names, examples = self._examples()
         weights = learning.refit(names, examples)
+        used = self._model
+        outdated = (
+            weights is None and used is not None and learning.gain_of(used.weights, names, examples) < learning.OUTDATED
+        )
         with self._store.writing():
             self._store.put(fitted=self._with_feedback)
             if weights is not None:
                 note = f"fitted to {len(examples):,} requests with feedback"
                 self._store.add_model(weights, self._with_feedback, "on trial", note, now)
+            if outdated and used is not None:
+                note = f"it predicts {len(examples):,} requests with feedback worse than the start does"
+                self._store.move_model(used.id, "rolled back", note)
+                self._model = None
         self._trial = next(iter(self._store.models("on trial")), None)
 
     def _examples(self) -> tuple[list[str], list[learning.Example]]:
         given = "WHERE id IN (SELECT request FROM feedback) ORDER BY number DESC LIMIT ?"
         latest = list(self._store.requests(given, learning.MAX_FITTED))[::-1]
         names = list(dict.fromkeys([*OWN, *(name for one in latest for name in one.names)]))
-        persons = dict(self._store.db.execute("SELECT id, person FROM requests WHERE person IS NOT NULL"))
-        of_person = Counter(persons.get(one.id) for one in latest)
+        labelled = [self._labels(one) for one in latest]
+        source_of = dict(self._store.db.execute("SELECT digest, source FROM passages WHERE source IS NOT NULL"))
+        shares = np.minimum(
+            _shares([[one.person] for one in latest]),
+            _shares(
+                [
+                    {source_of.get(one.documents[index]) for index, label in labels.items() if label}
+                    for one, labels in zip(latest, labelled, strict=True)
+                ]
+            ),
+        )
         repeats: Counter[bytes] = Counter()
-        queries: dict[bytes, int] = {}
+        queries: dict[int | bytes, int] = {}
         examples = []
-        for one in latest:
+        for one, labels, share in zip(latest, labelled, shares, strict=True):
             repeats[one.query.tobytes()] += 1
             table = np.zeros((len(one.documents), len(names)))
             table[:, [names.index(name) for name in one.names]] = one.features
-            labels = self._labels(one)
             used = np.array([index for index, label in labels.items() if label], np.int64)
             unused = np.array([index for index, label in labels.items() if not label], np.int64)
-            person = persons.get(one.id)
-            share = 1.0 if person is None else min(1.0, MAX_PERSON * len(latest) / of_person[person])
-            weight = share / repeats[one.query.tobytes()]
-            query = queries.setdefault(one.query.tobytes(), len(queries))
+            weight = float(share) * self._readers[one.reader].trust / repeats[one.query.tobytes()]
+            need = self._store.background.rarest(one.query) or one.query.tobytes()
+            query = queries.setdefault(need, len(queries))  # other wordings of a need are not independent evidence
             examples.append(learning.Example(table, one.memory.astype(np.float64), used, unused, weight, query))
         return names, examples
 
-    def lists_with_feedback(self) -> list[tuple[Request, bytes | None, set[int]]]:
-        """Requests with feedback, in their order: the keyed hash of the person if known, and the documents used."""
+    def lists_with_feedback(self) -> list[tuple[Request, set[int]]]:
+        """Requests with feedback, in their order, and the documents used."""
         with self._turn:
-            persons = dict(self._store.db.execute("SELECT id, person FROM requests WHERE person IS NOT NULL"))
             given = list(self._store.requests("WHERE id IN (SELECT request FROM feedback) ORDER BY number"))
-            labels = [self._labels(one) for one in given]
-            used = [{index for index, label in some.items() if label} for some in labels]
-            return [(one, persons.get(one.id), some) for one, some in zip(given, used, strict=True)]
+            return [(one, {index for index, label in self._labels(one).items() if label}) for one in given]
 
     def try_weights(self, weights: Mapping[str, float], note: str) -> float:
         """Try weights from elsewhere on random requests if they predict the feedback here significantly better.
@@ -469,6 +570,8 @@ class Reranker:
                 on_trial=None if self._trial is None else self._trial.weights,
                 against_caller=difference(flipped(outcomes)),
                 included=(len(included), used),
+                readers={reader or "": record for reader, record in self._readers.items()},
+                derived=len(self._derived),
                 history=tuple(store.models()),
             )
 
@@ -509,7 +612,7 @@ class Reranker:
                         which, values = "person = ?", [self._hasher.digest("user", user)]
                     changed = self._delete(which, values)
                     if everything:
-                        for table in ("models", "passages", "settings"):
+                        for table in ("answers", "models", "passages", "settings"):
                             self._store.db.execute(f"DELETE FROM {table}")
             if everything:
                 self._store.forget_background()
@@ -524,12 +627,16 @@ class Reranker:
             rest = b"".join(b"\0" * 8 if other == digest else other for other in one.documents)
             # Without the digest of its texts, feedback can no longer name the request by them.
             self._store.db.execute("UPDATE requests SET documents = ?, texts = ? WHERE id = ?", (rest, b"", one.id))
+            self._store.db.execute("DELETE FROM answers WHERE request = ?", (one.id,))
             changed += 1
         self._store.db.execute("DELETE FROM passages WHERE digest = ?", (digest,))
         return changed
 
     def _delete(self, which: str, values: Sequence[Any]) -> int:
-        self._store.db.execute(f"DELETE FROM feedback WHERE request IN (SELECT id FROM requests WHERE {which})", values)
+        for table in ("feedback", "answers"):
+            self._store.db.execute(
+                f"DELETE FROM {table} WHERE request IN (SELECT id FROM requests WHERE {which})", values
+            )
         return self._store.db.execute(f"DELETE FROM requests WHERE {which}", values).rowcount
 
     def _expire(self) -> None:
@@ -537,7 +644,20 @@ class Reranker:
         oldest = self._clock() - self._keep_days * DAY
         with self._store.writing():
             self._delete("time < ? OR number <= ?", (oldest, self._store.next_number() - 1 - MAX_REQUESTS))
-            self._store.db.execute("DELETE FROM passages WHERE time < ?", (oldest,))
+            for table in ("answers", "passages"):
+                self._store.db.execute(f"DELETE FROM {table} WHERE time < ?", (oldest,))
+
+
+def _shares(groups: Sequence[Iterable[bytes | None]]) -> Table:
+    """[requests]: a weight that limits the share of each group; None is not a group."""
+    counts = Counter(group for some in groups for group in some if group is not None)
+    limit = max(MAX_SHARE, 2 / len(counts) if counts else 1.0) * len(groups)
+    return np.array(
+        [
+            min((limit / max(counts[group], limit) for group in some if group is not None), default=1.0)
+            for some in groups
+        ]
+    )
 
 
 def _is_used(kinds: set[str]) -> bool:
@@ -582,8 +702,8 @@ def _signals(signals: Mapping[str, Sequence[float | None]] | None, documents: in
     for name, values in (signals or {}).items():
         if not isinstance(name, str) or not _SIGNAL.fullmatch(name) or name in OWN:
             raise RerankError(
-                f"{name!r} cannot be the name of a signal; use small letters, digits, '_', '-' and '.', but not "
-                f"{', '.join(OWN)}"
+                f"{str(name)[:50]!r} cannot be the name of a signal; use small letters, digits, '_', '-' and '.', but "
+                f"not {', '.join(OWN)}"
             )
         if len(values) != documents:
             raise RerankError(f"signal {name!r} has {len(values)} values for {documents} documents")

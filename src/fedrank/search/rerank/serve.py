@@ -52,7 +52,7 @@ def serve(
 def bound_to(host: str, port: int) -> Iterator[socket.socket]:
     """A listening socket on this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:  # asyncio asks for it to send at once
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, port))

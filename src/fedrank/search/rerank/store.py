@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,27 @@ from numpy.typing import NDArray
 from fedrank.files import private_folder, read_bytes, write_atomic
 from fedrank.search.rerank.passages import BUCKETS, PassageStatistics, Words
 
-VERSION = 1
+VERSION = 2
 APPLICATION = 0x6672_7272  # "frrr": SQLite application id
 FILE, KEY = "rerank.db", "rerank.key"
 FLUSH_EVERY = 50  # requests between writes of word statistics
+_ASKED = 500  # digests per query; SQLite limits them
 DAY = 86_400
 
 _SCHEMA = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE passages (digest BLOB PRIMARY KEY, time REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE passages (
+    digest BLOB PRIMARY KEY, time REAL NOT NULL, derived INTEGER NOT NULL DEFAULT 0, source BLOB
+) WITHOUT ROWID;
+CREATE TABLE answers (id INTEGER PRIMARY KEY, request TEXT NOT NULL, time REAL NOT NULL, runs BLOB NOT NULL);
 CREATE TABLE requests (
     id TEXT PRIMARY KEY, number INTEGER NOT NULL, time REAL NOT NULL, texts BLOB NOT NULL, query BLOB NOT NULL,
     person BLOB, documents BLOB NOT NULL, names TEXT NOT NULL, features BLOB NOT NULL, memory BLOB NOT NULL,
-    shown BLOB NOT NULL, arm TEXT NOT NULL, trial INTEGER, outcome REAL
+    shown BLOB NOT NULL, arm TEXT NOT NULL, trial INTEGER, outcome REAL, reader TEXT
 ) WITHOUT ROWID;
 CREATE INDEX requests_by_texts ON requests (texts, time);
 CREATE INDEX requests_by_number ON requests (number);
+CREATE INDEX requests_by_person ON requests (person, time);
 CREATE TABLE feedback (
     request TEXT NOT NULL, document INTEGER NOT NULL, kind TEXT NOT NULL, time REAL NOT NULL,
     PRIMARY KEY (request, document, kind)
@@ -47,6 +52,13 @@ CREATE TABLE models (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, names TEXT NOT NULL, weights BLOB NOT NULL,
     feedbacks INTEGER NOT NULL, state TEXT NOT NULL, note TEXT NOT NULL
 );
+"""
+_SINCE_1 = """
+ALTER TABLE passages ADD COLUMN derived INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE passages ADD COLUMN source BLOB;
+ALTER TABLE requests ADD COLUMN reader TEXT;
+CREATE TABLE answers (id INTEGER PRIMARY KEY, request TEXT NOT NULL, time REAL NOT NULL, runs BLOB NOT NULL);
+CREATE INDEX requests_by_person ON requests (person, time);
 """
 
 
@@ -67,7 +79,9 @@ class Request:
     features: NDArray[np.float32]  # [documents, features]
     memory: NDArray[np.float32]  # [documents]: what memory added
     shown: NDArray[np.int16]  # indices of the answer, best first
-    arm: str  # "caller", "model", "old" or "new"
+    arm: str  # "caller", "model", "included", "old" or "new"
+    person: bytes | None = None  # keyed hash of the `user`
+    reader: str | None = None  # version of the reader that sent the feedback
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +142,9 @@ class RerankStore:
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = NORMAL")  # only a power failure can lose the last transactions
         self.db.execute("PRAGMA secure_delete = ON")
-        if version == 0:
+        if version < VERSION:
             with self.writing():
-                for statement in _SCHEMA.split(";"):
+                for statement in (_SINCE_1 if version else _SCHEMA).split(";"):
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id = {APPLICATION}")
                 self.db.execute(f"PRAGMA user_version = {VERSION}")
@@ -173,17 +187,31 @@ class RerankStore:
             raise RerankError(f"word statistics of {self.folder} are damaged; restore {FILE} from a backup")
         return PassageStatistics(int(self.get("passages", 0)), int(self.get("words", 0)), frequencies)
 
-    def count_passages(self, digests: Sequence[bytes], words: Sequence[Words], now: float) -> None:
+    def new_passages(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those that were not seen before."""
+        asked = list(dict.fromkeys(digests))
+        known: set[bytes] = set()
+        for start in range(0, len(asked), _ASKED):
+            part = asked[start : start + _ASKED]
+            marks = ", ".join("?" * len(part))
+            known.update(
+                row[0] for row in self.db.execute(f"SELECT digest FROM passages WHERE digest IN ({marks})", part)
+            )
+        return set(asked) - known
+
+    def count_passages(self, new: Mapping[bytes, Words], now: float) -> None:
         """Add passages that were not seen before to the statistics; call it within `writing`."""
-        new = [
-            one
-            for digest, one in zip(digests, words, strict=True)
-            if self.db.execute("INSERT OR IGNORE INTO passages VALUES (?, ?)", (digest, now)).rowcount
-        ]
-        self.background.add(new)
+        self.db.executemany("INSERT INTO passages (digest, time) VALUES (?, ?)", ((one, now) for one in new))
+        self.background.add([*new.values()])
         self._unwritten += bool(new)
         if self._unwritten >= FLUSH_EVERY:
             self.write_background()
+
+    def mark_passages(self, derived: Iterable[bytes], sources: Mapping[bytes, bytes | None]) -> None:
+        """Note which passages were made from answers, and where passages come from; call it within `writing`."""
+        self.db.executemany("UPDATE passages SET derived = 1 WHERE digest = ?", ((one,) for one in derived))
+        named = [(source, digest, source) for digest, source in sources.items() if source is not None]
+        self.db.executemany("UPDATE passages SET source = ? WHERE digest = ? AND source IS NOT ?", named)
 
     def write_background(self) -> None:
         if self._unwritten:
@@ -199,11 +227,11 @@ class RerankStore:
 
     # requests and feedback
 
-    def add_request(self, one: Request, texts: bytes, person: bytes | None, trial: int | None) -> None:
+    def add_request(self, one: Request, texts: bytes, trial: int | None) -> None:
         self.db.execute(
-            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
             (
-                one.id, one.number, one.time, texts, one.query.tobytes(), person, b"".join(one.documents),
+                one.id, one.number, one.time, texts, one.query.tobytes(), one.person, b"".join(one.documents),
                 json.dumps(one.names), one.features.tobytes(), one.memory.tobytes(), one.shown.tobytes(), one.arm,
                 trial,
             ),
@@ -220,15 +248,15 @@ class RerankStore:
         return next(self.requests("WHERE texts = ? ORDER BY time DESC LIMIT 1", texts), None)
 
     def requests(self, which: str, *values: Any) -> Iterator[Request]:
-        columns = "id, number, time, query, documents, names, features, memory, shown, arm"
+        columns = "id, number, time, query, documents, names, features, memory, shown, arm, person, reader"
         for row in self.db.execute(f"SELECT {columns} FROM requests {which}", values):
-            id, number, time, query, documents, names, features, memory, shown, arm = row
+            id, number, time, query, documents, names, features, memory, shown, arm, person, reader = row
             known = tuple(json.loads(names))
             digests = tuple(documents[place : place + 8] for place in range(0, len(documents), 8))
             yield Request(
                 id, number, time, np.frombuffer(query, np.int32), digests, known,
                 np.frombuffer(features, np.float32).reshape(len(digests), len(known)),
-                np.frombuffer(memory, np.float32), np.frombuffer(shown, np.int16), arm,
+                np.frombuffer(memory, np.float32), np.frombuffer(shown, np.int16), arm, person, reader,
             )  # fmt: skip
 
     def feedback_of(self, id: str) -> dict[int, set[str]]:
@@ -237,6 +265,11 @@ class RerankStore:
         for document, kind in self.db.execute("SELECT document, kind FROM feedback WHERE request = ?", (id,)):
             found.setdefault(document, set()).add(kind)
         return found
+
+    def given_by(self, person: bytes, since: float) -> int:
+        """How many requests of a person since then have feedback."""
+        requests = "SELECT count(*) FROM requests WHERE person = ? AND time >= ?"
+        return self.count(f"{requests} AND id IN (SELECT request FROM feedback)", person, since)
 
     # models
 

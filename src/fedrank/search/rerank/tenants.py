@@ -65,11 +65,11 @@ class Tenants:
 
     # keys
 
-    def add_key(self, tenant: str) -> str:
-        """Create an API key of a tenant. The key itself is not stored."""
+    def add_key(self, tenant: str, revoke: bool = False) -> str:
+        """Create an API key of a tenant, and with `revoke` end its earlier ones. The key itself is not stored."""
         key = secrets.token_urlsafe(32)
         with self._turn:
-            keys = self._keys()
+            keys = {digest: name for digest, name in self._keys().items() if not (revoke and name == tenant)}
             if len(keys) >= MAX_KEYS:
                 raise RerankError(f"there are {MAX_KEYS:,} keys; revoke some first")
             self._write({**keys, _digest(key): checked(tenant)})
