@@ -322,6 +322,8 @@ def test_320_pixels(site: ServedPage, person: Callable[..., Any], scheme: str) -
         tab.goto(address if address.startswith("http") else site.origin + address)
         tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         assert tab.evaluate("document.documentElement.scrollWidth") == 320, address
+        wide = "[...document.querySelectorAll('.syntax dd')].every(one => one.getBoundingClientRect().width > 250)"
+        assert tab.evaluate(wide), "a text is not a column of letters"
         low = tab.evaluate(
             "[...document.querySelectorAll('button, input, select')]"
             ".filter(one => !['hidden', 'radio', 'checkbox'].includes(one.type))"

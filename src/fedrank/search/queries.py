@@ -35,7 +35,8 @@ SYNTAX = {  # examples with their meaning, for a help text
     "in:invoices": "in a folder with this name or path, or on a site",
     "from:anna": "by this sender",
     "tag:garden": "with this tag",
-    "after:2026-01-31 before:2027": "from this day on; before this day, month or year",
+    "after:2026-01-31": "from this day, month or year on",
+    "before:2027": "before this day, month or year",
 }
 _ITEM = re.compile(
     r'(?<!\S)(?P<minus>-(?=["\w]))?(?:(?P<field>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"(?!["\w])[^\s"]*|(?P<plain>\S*))'
