@@ -11,12 +11,19 @@ Rankings: "do nothing" (the engine); "clicks as logged" (deployed, not corrected
 propensities); "deployed" (three clients, each corrected by its own propensities); "one curve" (deployed, all corrected
 by the propensities of all logs together); "pooled" (all logs in one place, each corrected by its own propensities);
 "oracle" (deployed, true propensities); "ε = 4" and "ε = 1" (deployed, noise at each site, the person is the unit, each
-person is in one round; propensities are without noise).
+person is in one round; propensities are without noise); "secure, ε = 1" (the same noise once in the sum of all sites);
+"the plan" (as in the tutorial: ε = 2 with propensities from noised swaps, quality and gate; only in its world);
+"alone, four" (the mean of four models that a site trains alone, which differ in chance); "combined, ..." (each site
+combines that mean with the received model, SHARE of the latter). The difference between the last two is what
+the other sites contribute; "alone, four" is what averaging alone contributes. Noise comes from the secure source of the
+system, so rows with ε differ between runs of this program; all others are the same.
 
 Worlds: "usual" has 8,640 searches of 250 people for each site; "small" a quarter of the searches; in "trust" people
 also click on top results that are not relevant; in "people" the same number of searches is made by 1,000 people;
 "tutorial" has 34,560 searches of 1,000 people. Settings were chosen on seeds 901 to 903 of "usual", by true relevance,
-so they cost no privacy: rates .01 to .3 and 20 to 300 rounds without noise, 260 settings with noise.
+so they cost no privacy: rates .01 to .3 and 20 to 300 rounds without noise, 260 settings with noise. SHARE was chosen
+among .2, .25, .33, .4 and .5 on seeds 901 to 908 of "usual" and "small", 901 to 905 of "people" and 901 of "tutorial";
+the mean of four was added to "combined" after a first look at 4 to 5 seeds with one own model.
 
 Goals (world "usual"): deployed is at most .01 below pooled, at most .01 below alone at every site, and above alone in
 the mean, each at the worse end of the interval.
@@ -48,14 +55,17 @@ from benchmarks.private_noise import noise_multiplier
 from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
 from fedrank.data.engine_features import ENGINE_1
 from fedrank.data.log_fold import log_part
+from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
 from fedrank.data.ubi import UbiRules
 from fedrank.engine.practice import DOCUMENTS, EVENTS, FOUND, QUERIES, SITES, Practice
 from fedrank.experiments.runner.position_bias import shown_results
+from fedrank.experiments.runner.releases import NOISE, PersonRelease
 from fedrank.federated.partition import Split
 from fedrank.federated.server_optimizers import Add
 from fedrank.files import write_atomic
 from fedrank.privacy.mechanisms import Gaussian
+from fedrank.ranking import swaps
 from fedrank.ranking.learners import LoggedClicks
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.propensity import (
@@ -79,6 +89,7 @@ WORLDS = {  # searches and people for each site, trust
 PLAIN = (200, 1000, 0.03)  # without noise: rounds, steps of each site in a round, learning rate
 STEPS, RATE, CLIP = 1000, 1.0, 6.8  # with noise: steps of a person, learning rate, half the median update
 NOISY = {4.0: (8, 1.0), 1.0: (4, 1.5)}  # by ε: rounds, server rate
+SHARE, OWN = 0.25, 4  # of the received model in a combined one; number of own models in their mean
 Values = NDArray[np.float64]
 
 
@@ -89,6 +100,7 @@ class Site(NamedTuple):
     data: RankingData  # the log
     shown: ShownResults
     judge: Evaluator  # queries that are in no log
+    log: SearchLog
 
     def corrected(self, by: Propensities) -> RankingData:
         found = correct(self.data.grades > 0, self.data.position, by)
@@ -130,9 +142,8 @@ def site_of(name: str, seed: int, searches: int, people: int, trust: float, fold
         np.arange(count).astype(str),
         top_grade=4,
     )
-    return Site(
-        truth, replace(data, features=np.array(data.features)), shown_results(log), Evaluator(judged, ["ndcg@10"])
-    )
+    data = replace(data, features=np.array(data.features))
+    return Site(truth, data, shown_results(log), Evaluator(judged, ["ndcg@10"]), log)
 
 
 def one_curve(sites: Sequence[Site]) -> Propensities:
@@ -146,10 +157,31 @@ def one_curve(sites: Sequence[Site]) -> Propensities:
     return propensities_of(ShownResults(**{name: np.concatenate(parts) for name, parts in rows.items()}))
 
 
+def from_noised_swaps(sites: Sequence[Site], people: int) -> list[RankingData]:
+    """The logs, corrected by propensities from noised sums of logged swaps, as the plan of the tutorial asks for."""
+    release = PersonRelease("propensity", 2 * swaps.PAIRS, swaps.CLIP, NOISE, people)
+    sums = [np.array(release.sums(swaps.swap_counts(one.log, np.arange(len(one.log)), one.data.who))) for one in sites]
+    found = []
+    for number, site in enumerate(sites):
+        others = [each for place, each in enumerate(sums) if place != number]
+        own = swaps.Ratios.of(sums[number], release.deviation)
+        rest = swaps.Ratios.of(np.sum(others, axis=0), release.deviation * math.sqrt(len(others)))
+        found.append(site.corrected(swaps.site_propensities(own, rest).propensities))
+    return found
+
+
 def learned(
-    parts: Sequence[RankingData], seed: int, epsilon: float = math.inf, people: int = 1, pooled: bool = False
+    parts: Sequence[RankingData],
+    seed: int,
+    epsilon: float = math.inf,
+    people: int = 1,
+    pooled: bool = False,
+    secure: bool = False,
 ) -> Values:
-    """The weights that sites learn together, or that are learned from all their data in one place."""
+    """The weights that sites learn together, or that are learned from all their data in one place.
+
+    With secure aggregation, sites share the noise of a sum.
+    """
     first = np.cumsum([0, *(int(part.who.max()) + 1 for part in parts)])
     named = [replace(part, who=part.who + shift) for part, shift in zip(parts, first, strict=False)]
     data = RankingData.join(named) if len(named) > 1 else named[0]
@@ -163,7 +195,8 @@ def learned(
     else:
         rounds, server = NOISY[epsilon]
         clients = fr.make_clients(data, len(sizes), partition=partition, interactions=STEPS, people=people, seed=seed)
-        noise = Gaussian(CLIP, noise_multiplier(epsilon), unit="person", people=math.ceil(people / rounds))
+        multiplier = noise_multiplier(epsilon) / (math.sqrt(len(parts)) if secure else 1.0)
+        noise = Gaussian(CLIP, multiplier, unit="person", people=math.ceil(people / rounds))
         federation = fr.Federation(LoggedClicks(rate=RATE), server=Add(server), mechanism=noise, dealt=rounds)
     *_, last = fr.simulate(federation, clients, rounds, seed)
     return np.asarray(last.weights)
@@ -174,8 +207,11 @@ def perform(world: str, seed: int, folder: Path) -> dict[str, list[float]]:
     searches, people, trust = WORLDS[world]
     sites = [site_of(name, seed, searches, people, trust, folder / name) for name in SITES]
 
+    def judged_each(models: Sequence[Values]) -> list[float]:
+        return [float(site.judge(weights, Linear())[0]) for site, weights in zip(sites, models, strict=True)]
+
     def judged(weights: Values) -> list[float]:
-        return [float(site.judge(weights, Linear())[0]) for site in sites]
+        return judged_each([weights] * len(sites))
 
     found = {"do nothing": [site.truth.ndcg() for site in sites]}
     found["clicks as logged"] = judged(learned([site.data for site in sites], seed))
@@ -187,14 +223,39 @@ def perform(world: str, seed: int, folder: Path) -> dict[str, list[float]]:
         own = [site.corrected(site.own()) for site in sites]
     except NotIdentifiable:
         return found
-    alone = [float(site.judge(learned([part], seed), Linear())[0]) for site, part in zip(sites, own, strict=True)]
-    found |= {"alone": alone, "deployed": judged(learned(own, seed)), "pooled": judged(learned(own, seed, pooled=True))}
-    for epsilon in NOISY:
-        found[f"ε = {epsilon:g}"] = judged(learned(own, seed, epsilon, people))
+    each = [[learned([part], seed + 1000 * number) for number in range(OWN)] for part in own]
+    alone = [np.mean([one / np.linalg.norm(one) for one in models], axis=0) for models in each]
+    found["alone"], found["alone, four"] = judged_each([models[0] for models in each]), judged_each(alone)
+    found["pooled"] = judged(learned(own, seed, pooled=True))
+    received = {"deployed": learned(own, seed)}
+    received |= {f"ε = {epsilon:g}": learned(own, seed, epsilon, people) for epsilon in NOISY}
+    received["secure, ε = 1"] = learned(own, seed, 1.0, people, secure=True)
+    if world == "tutorial":
+        received["the plan"] = learned(from_noised_swaps(sites, people), seed, 1.0, people)
+    for name, weights in received.items():
+        found[name] = judged(weights)
+        found[f"combined, {name}"] = judged_each([combined(one, weights) for one in alone])
     return found
 
 
-ORDER = ("do nothing", "clicks as logged", "alone", "deployed", "one curve", "pooled", "oracle", "ε = 4", "ε = 1")
+def combined(own: Values, received: Values) -> Values:
+    """What a site uses: its own model and the received one, each with norm 1."""
+    mixed: Values = (1 - SHARE) * own / np.linalg.norm(own) + SHARE * received / np.linalg.norm(received)
+    return mixed
+
+
+RECEIVED = ("deployed", "ε = 4", "ε = 1", "secure, ε = 1", "the plan")
+ORDER = (
+    "do nothing",
+    "clicks as logged",
+    "alone",
+    "alone, four",
+    "one curve",
+    "pooled",
+    "oracle",
+    *RECEIVED,
+    *(f"combined, {name}" for name in RECEIVED),
+)
 
 
 def difference(rows: Sequence[dict[str, list[float]]], one: str, other: str, site: int | None = None) -> list[float]:
@@ -208,18 +269,24 @@ def report(world: str, rows: Sequence[dict[str, list[float]]]) -> list[str]:
     """Print a table; returns the goals that are missed."""
     searches, people, trust = WORLDS[world]
     print(f"\n{world}: {searches:,} searches of {people:,} people for each site, trust {trust:g}, {len(rows)} seeds")
-    print(f"{'':18}{'mean':>7}  {'95 % interval':15}" + "".join(f"{site:>8}" for site in SITES) + "   minus alone")
+    print(f"{'':24}{'mean':>7}  {'95 % interval':15}" + "".join(f"{site:>8}" for site in SITES) + "   minus alone")
     for name in ORDER:
         values = np.array([row[name] for row in rows if name in row])
+        if not len(values) and "the plan" in name:
+            continue
         if not len(values):
-            print(f"{name:18}  refused: propensities are not identifiable")
+            print(f"{name:24}  refused: propensities are not identifiable")
             continue
         mean, low, high = interval(values.mean(axis=1).tolist())
         apart = difference(rows, name, "alone")
         against = "{:+.4f} ({:+.4f} to {:+.4f})".format(*interval(apart)) if apart and name != "alone" else ""
+        if name.startswith("combined"):
+            against += "; minus four {:+.4f} ({:+.4f} to {:+.4f})".format(
+                *interval(difference(rows, name, "alone, four"))
+            )
         short = f"   {len(values)} seeds" if len(values) < len(rows) else ""
         each = "".join(f"{value:8.4f}" for value in values.mean(axis=0))
-        print(f"{name:18}{mean:7.4f}  {low:.4f} to {high:.4f}{each}   {against}{short}")
+        print(f"{name:24}{mean:7.4f}  {low:.4f} to {high:.4f}{each}   {against}{short}")
     missed = []
     for name, apart, least in (
         ("deployed - pooled", difference(rows, "deployed", "pooled"), -MARGIN),

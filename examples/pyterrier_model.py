@@ -1,6 +1,7 @@
 """A fedrank model as a PyTerrier transformer, after stages that add a column `features`.
 
-It needs `pip install python-terrier`. It was run by hand with python-terrier 1.0, not by the tests.
+It needs `pip install python-terrier`, and no Java. It was run by hand with pyterrier 1.1.2 (python-terrier 1.0), not by
+the tests.
 """
 
 from __future__ import annotations

@@ -442,21 +442,20 @@ def test_version(fedrank):
 COMMANDS = [
     ["new"], ["run"], ["tune"], ["report"], ["watch"], ["methods"],
     ["bench", "run"], ["bench", "compare"],
-    ["data", "list"], ["data", "check"], ["data", "clients"], ["data", "build"], ["data", "propensities"],
-    ["data", "redact"], ["data", "synth"], ["data", "fetch"],
+    ["data", "list"], ["data", "check"], ["data", "build"], ["data", "propensities"],
+    ["data", "sketch"], ["data", "redact"], ["data", "synth"], ["data", "fetch"],
     ["model", "score"], ["model", "evaluate"], ["model", "export"], ["model", "estimate"],
     ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
     ["privacy", "show"], ["privacy", "plan"], ["privacy", "audit"], ["privacy", "impact"], ["privacy", "filter"],
-    ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"],
+    ["privacy", "ledger"],
     ["forget", "client"], ["forget", "person"], ["forget", "expired"],
-    ["silo", "sketch"], ["silo", "update"],
     ["deploy", "init"], ["deploy", "invite"], ["deploy", "join"], ["deploy", "approve"], ["deploy", "renew"],
     ["deploy", "expel"], ["deploy", "leave"], ["deploy", "check"], ["deploy", "show"], ["deploy", "accept"],
     ["deploy", "refuse"], ["deploy", "start"], ["deploy", "stop"], ["deploy", "run"], ["deploy", "forget"],
     ["deploy", "status"], ["deploy", "backup"], ["deploy", "restore"],
     ["engine", "features"], ["engine", "read-log"], ["engine", "compare"], ["engine", "refresh"],
     ["engine", "trial", "plan"], ["engine", "trial", "read"], ["engine", "trial", "decide"],
-    ["engine", "trial", "show"], ["engine", "trial", "adopt"], ["engine", "trial", "rollback"],
+    ["engine", "trial", "adopt"], ["engine", "trial", "rollback"],
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
     ["search", "find"], ["search", "mcp"],
     ["rerank", "serve"], ["rerank", "key"], ["rerank", "status"], ["rerank", "forget"], ["rerank", "mcp"],
@@ -488,9 +487,9 @@ def test_every_command_is_known_to_these_tests(tree):
 
 
 def test_there_are_few_commands(tree):
-    """As many as can be learned: 17 on the top level and 76 in all, without plug-ins."""
-    assert len({command[0] for command in COMMANDS}) <= 17
-    assert len(COMMANDS) <= 76
+    """As many as can be learned: 16 on the top level and 72 in all, without plug-ins."""
+    assert len({command[0] for command in COMMANDS}) <= 16
+    assert len(COMMANDS) <= 72
 
 
 def test_help_lists_at_most_eight_options_and_a_file_sets_the_others(tree):
@@ -549,7 +548,7 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("watch", "runs", "--list"), ("data", "clients", "small.toml"), ("privacy", "show", "small.toml"),
+        ("watch", "runs", "--list"), ("data", "check", "small.toml"), ("privacy", "show", "small.toml"),
         ("data", "list"), ("data", "check", "good.txt"), ("papers", "list"), ("methods",),
         ("methods", "aggregator", "krum"), ("model", "evaluate", MODEL, "good.txt"),
     ],
@@ -568,7 +567,7 @@ def test_json_says_what_is_known(fedrank, monkeypatch, tmp_path):
     assert (first["status"], first["variant"], first["round"]) == ("finished", "alone", 20)
     assert 0 < first["finals"]["ndcg@10"] < 1
     assert "cannot be combined with --clean" in fedrank("watch", "runs", "--list", "--json", "--clean")[2]
-    [group] = json.loads(fedrank("data", "clients", "small.toml", "--json")[1])["groups"]
+    [group] = json.loads(fedrank("data", "check", "small.toml", "--json")[1])["groups"]
     assert len(group["found"]["queries"]) == 3
     [krum] = json.loads(fedrank("methods", "aggregator", "krum", "--json")[1])
     assert krum["settings"][0]["name"] == "attackers"
@@ -683,11 +682,11 @@ def test_the_size_of_recorded_updates_is_told_beforehand(fedrank):
 
 @pytest.mark.long
 def test_clients_shows_who_holds_what(fedrank):
-    code, out, err = fedrank("data", "clients", "small.toml", "--out", "clients.png")
+    code, out, err = fedrank("data", "check", "small.toml", "--out", "clients.png")
     assert (code, err) == (0, "")
     assert "queries" in out
     assert Path("clients.png").read_bytes().startswith(b"\x89PNG")
-    code, out, err = fedrank("data", "clients", "quickstrat")
+    code, out, err = fedrank("data", "check", "quickstrat")
     assert code == 2
     assert 'did you mean "quickstart"' in err
 

@@ -214,7 +214,8 @@ def test_a_model_that_only_a_trial_may_adopt_is_tried_on_the_day_of_the_data_set
     commands = Commands()
     lines_of(home, commands)
     receive(home, "plan-1", "model-vetoed.json", 2.0)
-    assert lines_of(home, commands)[1] == ["done: 2026-11-17 was refreshed already"]
+    vetoed = "done: 2026-11-17 was refreshed already; the gate vetoed models/plan-1/model-vetoed.json"
+    assert lines_of(home, commands)[1] == [vetoed]
     receive(home, "plan-0", "model-trial-only.json", 2.0)  # the same model, which another gate vetoed
     assert lines_of(home, commands)[1] == ["done: 2026-11-17 was refreshed already"]
     receive(home, "plan-2", "model-trial-only.json", 1.0)

@@ -67,11 +67,11 @@ def renamed(path):
 
 
 def test_ledgers_count_the_same(written, monkeypatch, capsys):
-    assert call(monkeypatch, "privacy", "ledger", "show", "runs/populations/town") == 0
+    assert call(monkeypatch, "privacy", "ledger", "runs/populations/town") == 0
     assert "If all of these are the same people: 4.4 against server" in capsys.readouterr().out
-    assert call(monkeypatch, "privacy", "ledger", "show", "runs/populations/town", "--json") == 0
+    assert call(monkeypatch, "privacy", "ledger", "runs/populations/town", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["epsilon"]["server"] > 0
-    assert call(monkeypatch, "privacy", "ledger", "show", "shared-folder/clinic-a/people") == 0
+    assert call(monkeypatch, "privacy", "ledger", "shared-folder/clinic-a/people") == 0
     assert "If all of these are the same people: 0.93 against server" in capsys.readouterr().out
 
 
@@ -124,7 +124,7 @@ def test_an_index_is_searched(written, monkeypatch, capsys):
 
 
 def test_a_trial_is_shown(written, monkeypatch, capsys):
-    assert call(monkeypatch, "engine", "trial", "show", "trial") == 0
+    assert call(monkeypatch, "engine", "trial", "decide", "trial") == 0
     assert "12" in capsys.readouterr().out
 
 
@@ -142,9 +142,9 @@ def test_the_journal_of_a_site_is_written_once_and_explicitly(own, monkeypatch, 
     monkeypatch.setenv("XDG_STATE_HOME", str(own / "state"))
     assert call(monkeypatch, "deploy", "check", "--home", "shared-folder/clinic-a") == 1
     assert "journal   WRONG" in capsys.readouterr().out
-    assert call(monkeypatch, "privacy", "ledger", "show", "shared-folder/clinic-a", "--upgrade") == 0
+    assert call(monkeypatch, "privacy", "ledger", "shared-folder/clinic-a", "--upgrade") == 0
     assert "has 7 entries" in capsys.readouterr().out  # its beginning, five messages and their charges
-    assert call(monkeypatch, "privacy", "ledger", "show", "shared-folder/clinic-a", "--upgrade") == 2
+    assert call(monkeypatch, "privacy", "ledger", "shared-folder/clinic-a", "--upgrade") == 2
     assert "already has a journal" in capsys.readouterr().err
 
 

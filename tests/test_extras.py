@@ -22,6 +22,7 @@ PACKAGES = {
     "cupy": "cupy-cuda13x",
     "ir_datasets": "ir-datasets",
     "opensearchpy": "opensearch-py",
+    "mlflow": "mlflow-skinny",
 }
 IN_NO_EXTRA = {"onnxruntime", "pandas"}  # the message names the package
 

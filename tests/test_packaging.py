@@ -139,7 +139,7 @@ def test_the_example_plugin_adds_its_command_and_its_method(installed, tmp_path)
 
 
 def test_the_papers_are_a_package_beside_fedrank(installed, tmp_path):
-    assert "10 clients" in do(installed, "-m", "fedrank", "data", "clients", "quickstart", cwd=tmp_path)
+    assert "10 clients" in do(installed, "-m", "fedrank", "data", "check", "quickstart", cwd=tmp_path)
     shutil.copytree(ROOT / "reproduction", tmp_path / "reproduction")
     install(installed, "--no-deps", tmp_path / "reproduction")
     assert "selgb/fig-1" in do(installed, "-m", "fedrank", "papers", "list", cwd=tmp_path)

@@ -168,6 +168,17 @@ def test_federations(fedrank, run):
         model_agrees_with_other_packages(fedrank, f"runs/federated/{variant}/fold-1-seed-1")
 
 
+def test_trackers(fedrank, run, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a data base needs more than mlflow-skinny
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run("quick", FEDERATED.partition("[variants.neural]")[0])
+    assert "Sent 1 run" in fedrank("report", "runs/quick", "--to", "mlflow:mlruns")
+    assert "which had 1 run already" in fedrank("report", "runs/quick", "--to", "mlflow:mlruns")
+    exported = fedrank("model", "export", "runs/quick", "--to", "mlflow:mlruns", "--anyway")
+    assert "quick, version 1" in exported
+    assert "Sent 1 run" in fedrank("report", "runs/quick", "--to", "wandb")
+
+
 def model_agrees_with_other_packages(fedrank, model):
     """Scikit-learn reads the file that is scored, onnxruntime scores it, too, and ir_measures judges the ranking."""
     import ir_measures
@@ -208,8 +219,8 @@ def test_organisations(fedrank, run):
     texts = ["flu and fever " * 3, "fracture of the arm"]
     rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
     Path("corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    fedrank("silo", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
-    fedrank("silo", "update", "a.sketch", "--remove", "d1")
+    fedrank("data", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
+    fedrank("data", "sketch", "--out", "a.sketch", "--remove", "d1")
     assert json.loads(fedrank("data", "check", "a.sketch", "--json"))
 
 

@@ -44,6 +44,22 @@ def names_of(log, which):
     return {log.users[user] for user in log.user[which]}
 
 
+def test_a_model_that_was_derived_from_the_judged_one_belongs_to_its_use(tmp_path):
+    held_out.begin_window(tmp_path, HoldOut(7.0), 1_700_000_000)
+    with pytest.raises(ValueError, match="were not used for 'the model'"):
+        held_out.extend_use(tmp_path, "the model", "the mean")
+    use_window(tmp_path, "the model")
+    for _ in range(2):
+        held_out.extend_use(tmp_path, "the model", "the mean")
+    assert not use_window(tmp_path, "the mean")
+    assert not use_window(tmp_path, "the model")
+    with pytest.raises(ValueError, match="were not used for 'the model', or for another model"):
+        held_out.extend_use(tmp_path, "the model", "a second mean")
+    with pytest.raises(ValueError, match="a window is used for one purpose only"):
+        use_window(tmp_path, "a second mean")
+    assert len(read_window(tmp_path).uses) == 1
+
+
 def test_the_latest_days_and_some_users_are_held_out(tmp_path):
     log = built(tmp_path)
     theirs = HOLD_OUT.chosen(log.users)

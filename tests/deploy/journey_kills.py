@@ -6,7 +6,8 @@ reading, deciding and adopting a trial, and `engine refresh` around a second pla
 
 At the end nothing is lost and nothing is charged twice: every site has one message and one charge per round and per
 release of each plan; each window was used for one model; the data set and the trial are those of commands that were
-not killed; every site has the model of the coordinator; and one trial is planned by the refresh.
+not killed; every site has the model of the coordinator, and one that it made of it; and one trial is planned by the
+refresh.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from fedrank.cli import app
 from fedrank.data.held_out import read_window
 from fedrank.data.logs import load_log
-from fedrank.deploy.site_releases import MODEL_FILES
+from fedrank.deploy.site_releases import MODEL_FILES, RECEIVED
 from fedrank.engine.practice import EVENTS, QUERIES, Practice
 from fedrank.engine.trial import EngineTrial
 from fedrank.engine.trial_record import PLAN
@@ -272,7 +273,8 @@ def check(data: Path) -> None:
             outbox = Path(site, "outbox", ledger.parent.name)
             sent = [path.name.partition("-")[0] for path in outbox.iterdir() if path.is_file()]
             assert len(sent) == len(set(sent)) == account.rounds == ROUNDS, f"{site}: {sent}, {account.rounds} charged"
-        models = {hashlib.sha256(path.read_bytes()).hexdigest() for path in models_of(site)}
+        assert len(models_of(site)) == 2, f"{site} combined {len(models_of(site))} models"
+        models = {hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(site, "models").glob(f"*/{RECEIVED}")}
         assert models == {hashlib.sha256((run.path / "model.json").read_bytes()).hexdigest() for run in runs.values()}
     for folder in ("built-north", "built-east", "built-south", data, "next-east/built", "next-south/built"):
         assert len(read_window(folder).uses) == 1, (

@@ -165,6 +165,25 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
 
 
 @pytest.mark.long
+def test_a_plan_that_every_site_refused_ends_the_run_with_the_reasons(fedrank, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
+    coordinator = FINGERPRINT.search(out)[0]
+    for id, name in enumerate(SITES):
+        _, out, _ = fedrank("join", "shared", "--name", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        fedrank("approve", name, "--id", id, "--fingerprint", FINGERPRINT.search(out)[0], "--home", "hub")
+        site(name, id, seed=id, **({"most_rounds": "3"} if id else {}))
+    assert fedrank("refuse", "my.toml", "--because", "not our question", "--home", SITES[0])[0] == 0
+    with serving():
+        code, out, err = fedrank("run", "my.toml", "--home", "hub")
+    assert code == 1
+    said = " ".join((out + err).split())
+    assert "clinic-a: this site refused run" in said
+    assert "not our question" in said
+    assert "clinic-b: the policy of this site refuses the plan: rounds: 4 is more than policy.most_rounds = 3" in said
+
+
+@pytest.mark.long
 def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
     _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
@@ -295,6 +314,8 @@ def test_show_before_and_accept_after(fedrank):
     code, out, _ = fedrank("accept", plan.digest[:12], "--home", folder, typed="y\n")
     assert (code, consent.said_of(folder, plan)) == (0, "accepted")
     assert "(not compared yet)" in out
+    _, out, _ = fedrank("show", "first", "--home", folder)
+    assert ("fedrank deploy refuse first" in out, "To participate" in out) == (True, False)
     assert set(consent.partners(folder)) == set(SITES)
     changed = made_plan(identities=("01" * 32, "0a" * 32, "03" * 32))
     consent.propose(folder, changed)
@@ -467,6 +488,28 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
     assert "the server is away" in out
     assert "3 consecutive jobs made no progress" in out
     assert "Stopped. 1 run is not finished" in out
+
+
+def test_a_run_whose_gate_every_site_refused_says_why_and_fails(fedrank, monkeypatch):
+    from fedrank.experiments.runner.schedule import Results
+
+    why = "no site released its sums, so nothing is known, and a trial decides (clinic-a: the lists were used)"
+    gate = {"outcome": "inconclusive", "words": [why], "released": []}
+    monkeypatch.setattr("fedrank.deploy.make_plans.do_runs", lambda *_: Results())
+    monkeypatch.setattr("fedrank.deploy.make_plans.gate_of", lambda task: gate)
+    code, out, _ = fedrank("run", "my.toml", "--home", coordinators_home())
+    assert (code, out) == (1, f"gate: inconclusive\n  {why}\n")
+    monkeypatch.setattr("fedrank.deploy.make_plans.gate_of", lambda task: gate | {"released": ["clinic-b"]})
+    assert fedrank("run", "my.toml", "--home", "hub")[0] == 0
+
+
+def test_the_name_of_local_runs_is_reserved(fedrank):
+    Path("federation.toml").write_text(
+        'name = "local"\nhost = "localhost"\nport = 1\n[[sites]]\nname = "a"\norganisation = "A"\nid = 0\n'
+    )
+    for words in (("--folder", "shared", "--name", "local"), ("federation.toml",)):
+        code, _, err = fedrank("init", *words, "--home", "hub")
+        assert (code, '"local" is the federation of `fedrank deploy run --local`' in err) == (2, True)
 
 
 def test_local_calls_the_trial(fedrank, monkeypatch):

@@ -56,7 +56,7 @@ def test_real_sites_finish_a_run(tmp_path, case):
     assert float(found[-1]["ndcg@10"]) > 0
     card = json.loads((trial.task.folder / "privacy.json").read_text())
     assert card["what"] == "deployed run"
-    assert "clinic-a, clinic-b, clinic-c" in json.dumps(card["not_covered"])
+    assert "Sites that participated: clinic-a, clinic-b, clinic-c." in card["summary"]
     for name in trial.names:
         kept = trial.folders[name] / "models" / trial.plan.digest[:16]
         mine, all_ = (json.loads((where / "model.json").read_text())["weights"] for where in (kept, trial.task.folder))
@@ -220,10 +220,11 @@ def test_a_history_is_refused_where_a_policy_does_not_allow_it(tmp_path, monkeyp
     monkeypatch.setattr(site_calls, "PAUSE", 0.05)
     trial = RealTrial(tmp_path, top="record_every = 2", policy={"clinic-a": {"history": "false"}}, min_sites=3)
     seen = []
-    assert trial.run(lambda name, request, answer: _note(seen, answer()), lambda: len(seen) > 6) == "interrupted"
+    assert trial.run(lambda name, request, answer: _note(seen, answer()), lambda: len(seen) > 6) == "failed"
     assert any(b"policy.history = false" in one for one in seen)
-    status = json.loads((trial.task.folder / "sites.json").read_text())
-    assert "policy.history" in status["waiting"]["clinic-a"]
+    reason = load_runs(trial.task.folder)[0].reason
+    assert "3 sites are needed, but 1 of 3 refuse or fail" in reason
+    assert "clinic-a: the policy of this site refuses the plan: record_every" in reason
 
 
 def _note(seen, answer):

@@ -162,12 +162,27 @@ def test_the_policy_has_one_scope_and_is_not_overwritten(tmp_path):
         ({}, "allow_log_streaming"),
         ({"allow_log_streaming": False}, "class_allow_list"),
         (ALLOWED | {"class_allow_list": ["nvflare.*"]}, "list single classes"),
+        (ALLOWED | {"class_allow_list": [TRAINER, "nvflare."]}, r"has 'nvflare\.'.* list single classes"),
+        (ALLOWED | {"class_allow_list": ["nvflare.app_common.widgets"]}, "list single classes"),
         (ALLOWED | {"class_allow_list": ["nvflare.widgets.ConvertToFedEvent"]}, "list single classes"),
     ):
         resources.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=problem):
             install(path, kit)
     resources.write_text(json.dumps(ALLOWED))
+    closed = {"submit_job": "any", "byoc": "none", "shell_commands": "o:site"}
+    rights = kit / "local/authorization.json"
+    for permissions, problem in (
+        (None, "NVFLARE's default lets a job bring its own code"),
+        ({"lead": closed, "project_admin": "any"}, "'project_admin' has the right byoc"),
+        ({"lead": {"submit_job": "any", "BYOC": "o:site"}}, "'lead' has the right byoc"),
+        ({"lead": closed | {"shell_commands": "any"}}, "'lead' has the right shell_commands"),
+    ):
+        if permissions is not None:
+            rights.write_text(json.dumps({"permissions": permissions}))
+        with pytest.raises(ValueError, match=problem):
+            install(path, kit)
+    rights.write_text(json.dumps({"permissions": {"lead": closed, "member": {"view": "any"}}}))
     written = install(path, kit)
     assert json.loads(written.read_text()) == policy(path)
     [scope] = policy(path)["scopes"]

@@ -184,7 +184,7 @@ def test_organisations_get_the_model_that_their_forests_make(tmp_path):
     assert all(float(row["ndcg@10 all after"]) > 0 for row in rows)
     card = json.loads((folder / "privacy.json").read_text())
     assert card["what"] == "deployed run"
-    assert "which sites participated: site-0, site-1, site-2" in card["not_covered"]
+    assert "Sites that participated: site-0, site-1, site-2." in card["summary"]
     assert "without noise" in card["who_sees_what"]
     test = load_fold(made.task.experiment.data, 1).test
     for where in made.folders.values():

@@ -49,9 +49,28 @@ def test_sites_that_fail_at_their_own_settings_end_the_run_with_their_reason(mon
         reason = f"{protocol.SITE_FAILS[0]} (FileNotFoundError); the reason is in its log"
         return protocol.refusal(label, plan.party(name).clients[0], reason)
 
-    with pytest.raises(Differs, match=r"2 sites are needed, but 3 of 3 fail.*clinic-a: something is wrong.*NotFound"):
+    with pytest.raises(
+        Differs, match=r"2 sites are needed, but 3 of 3 refuse or fail.*clinic-a: something is wrong.*NotFound"
+    ):
         Handshake(calls_to(plan, answer)).hello()
     assert heard.count("clinic-a") == 3
+
+
+@pytest.mark.parametrize("reason", ["this site refused run 'trial' on 2026-01-01: not our question", None])
+def test_sites_that_refuse_the_plan_end_the_run_with_their_reason(reason):
+    plan = made_plan()
+
+    def answer(name, content, label):
+        if name == "clinic-a":
+            return facts(plan, name, label)
+        why = reason or f"{protocol.REFUSED[1]}: rounds: 10 is more than policy.most_rounds = 3"
+        return protocol.refusal(label, plan.party(name).clients[0], why)
+
+    with pytest.raises(
+        Differs, match=r"2 sites are needed, but 2 of 3 refuse or fail.*clinic-b: .*; clinic-c: "
+    ) as end:
+        Handshake(calls_to(plan, answer)).hello()
+    assert (reason or "policy.most_rounds = 3") in str(end.value)
 
 
 def test_a_plan_that_nobody_accepted_yet_is_waited_for(monkeypatch):

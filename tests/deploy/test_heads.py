@@ -326,8 +326,8 @@ def test_a_lost_second_place_needs_a_witness_or_an_officer(history):
 def test_an_older_version_is_upgraded_once(history):
     (history.home / "journal.log").unlink()
     history.second.unlink()
-    assert b"fedrank privacy ledger show HOME --upgrade" in history.ask(history.trial.hello(), informed=False)
-    assert "5 entries" in CliRunner().invoke(app, ["privacy", "ledger", "show", str(history.home), "--upgrade"]).output
+    assert b"fedrank privacy ledger HOME --upgrade" in history.ask(history.trial.hello(), informed=False)
+    assert "5 entries" in CliRunner().invoke(app, ["privacy", "ledger", str(history.home), "--upgrade"]).output
     history.check(informed=False)
     for request, answer in history.asked.items():
         assert history.ask(request, informed=False) == answer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -13,8 +15,12 @@ import numpy as np
 import pytest
 
 from fedrank import wire
+from fedrank.data.held_out import purpose_of
+from fedrank.data.logs import load_log
 from fedrank.deploy import consent, coordinate, protocol
 from fedrank.deploy.charging import Charging
+from fedrank.deploy.data_sources import load_share, open_data_source
+from fedrank.deploy.make_plans import gate_of
 from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.pooled_sums import NEVER_PASSES, PooledSums
@@ -23,8 +29,16 @@ from fedrank.deploy.run_card import against_colluders
 from fedrank.deploy.settings import plan_prices, read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
-from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gates_in_a_year
+from fedrank.deploy.site_releases import FORGED, MODEL_FILES, NO_BIASES, NO_SWAPS, USED, gate_values, gates_in_a_year
 from fedrank.deploy.unlearning import named
+from fedrank.experiments.report.analysis import analyse
+from fedrank.experiments.report.by_query import queries_section
+from fedrank.experiments.report.impact import impact, read_assessed
+from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.tables import clients_table
+from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.forget_person import LEARNED, TESTED, combined_at_the_site, forget_person
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import noise_needed, planned
 from fedrank.experiments.runner.releases import BOUND, PersonRelease, PersonReleases, person_quality, quality_of
 from fedrank.experiments.runner.runs import load_runs
@@ -34,7 +48,9 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.guarantees import cost_together
 from fedrank.privacy.population import RELEASES, Account, Charge
 from fedrank.ranking.gate import CLAIM, PersonSums, decide
-from fedrank.ranking.propensity import NotIdentifiable
+from fedrank.ranking.model import load_weights
+from fedrank.ranking.model_remarks import remarks_on
+from fedrank.ranking.propensity import NotIdentifiable, correct
 from fedrank.unlearning.methods import UNLEARNERS
 from tests.deploy.log_trial import EXAMINED, PERSON, SUM, LogTrial, spec_text, write_log
 
@@ -103,8 +119,6 @@ def test_swaps_need_people_as_the_unit(tmp_path):
 def test_the_spec_of_the_coordinator_is_what_sites_accept(finished):
     settings = read_site(finished.folders["north"])
     share = None
-    from fedrank.deploy.data_sources import load_share
-
     share = load_share(settings.data)
     [draft] = drafts((finished.folder / "spec.toml").read_text(), settings, share.train)
     assert draft.spec == finished.plan.spec
@@ -119,6 +133,18 @@ def test_results_come_from_sites(finished):
     assert "noised sums over people" in run.conventions["do nothing"]
     assert run.data["features"] == 12
     assert "the coordinator has no data" in card_of(finished)["data"]
+
+
+def test_a_report_calls_sites_sites_and_not_queries(finished):
+    [analysis] = analyse(load_runs(finished.task.folder))
+    [found] = analysis.nothing[0].comparisons["ndcg@10"].values()
+    assert (found.contrast.counted, found.contrast.unit) == (3, "sites")
+    [section] = queries_section(analysis)
+    text = markdown([section])
+    assert section.heading == "Site by site"
+    assert all(name in text for name in finished.folders)
+    assert "quer" not in text
+    assert clients_table(analysis).notes[-1].startswith("The final model on the held-out lists of each site")
 
 
 # Quality
@@ -162,7 +188,7 @@ def test_plain_sums_need_the_policy_and_are_called_uncovered(tmp_path):
     trial = LogTrial(tmp_path, spec_text(propensities=""), policy={"plain_measures": "true"})
     assert trial.run() == "finished"
     assert "quality" not in charges(trial, "north")
-    assert any("without noise, not covered by ε" in line for line in card_of(trial)["not_covered"])
+    assert any("leave without noise (policy.plain_measures" in line for line in card_of(trial)["not_covered"])
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())
         request = wire.pack(wire.Label("quality", trial.plan.run, 2), model_parts(0.0))
@@ -273,16 +299,12 @@ def test_a_round_before_the_propensities_is_refused(tmp_path, monkeypatch):
 
 
 def test_other_swaps_or_people_are_other_data(tmp_path):
-    from fedrank.deploy.data_sources import load_share
-
     share = load_share(read_site(LogTrial(tmp_path).folders["north"]).data)
     changed = [{}, {"swap": -share.swap}, {"test_whose": share.test_whose[::-1]}]
     assert len({replace(share, **one).facts().digest for one in changed}) == 3
 
 
 def test_a_log_without_swaps_is_named_before_the_run(tmp_path):
-    from fedrank.deploy.data_sources import load_share
-
     trial = LogTrial(tmp_path, logs={"swaps": False})
     settings = read_site(trial.folders["north"])
     found = objections(trial.folders["north"], settings, trial.plan, load_share(settings.data))
@@ -355,10 +377,160 @@ def test_a_veto_of_another_site_counts_here(finished):
         assert [one.name for one in path.parent.glob("model*.json")] == [MODEL_FILES[outcome]]
 
 
+def view_of(trial, name="north"):
+    settings = read_site(trial.folders[name])
+    return look_at(trial.folders[name], settings, trial.plan, load_share(settings.data))
+
+
+def test_show_card_and_impact_name_the_same_limits(finished):
+    shown, card = view_of(finished).not_covered, card_of(finished)["not_covered"]
+    assert list(shown) == card
+    assert all(line in card_of(finished)["summary"] for line in shown)
+    assessed = read_assessed(finished.folder / "spec.toml")
+    text = markdown(impact(assessed))
+    unknown = not_covered_between_sites(finished.plan.experiment)
+    assert set(shown) == set(unknown) - {line for line in unknown if "declare that users" in line}
+    for line in unknown:
+        assert line in text
+
+
+def test_show_tells_the_bytes_that_the_card_counts(finished):
+    left = {one["request"]: one for one in card_of(finished)["deployment"]["left"]}
+    shown = {one.what: one for one in view_of(finished).leaves}
+    names = {
+        "round": "update", "hello": "facts", "witness": "statements about journals of other sites",
+        **{kind: f"noised sums: {kind}" for kind in ("propensity", "quality", "gate")},
+    }  # fmt: skip
+    for request, name in names.items():
+        assert shown[name].bytes_in_all * 3 == left[request]["bytes"], request
+    assert shown["confirmations"].bytes_each * 3 == left["propensities"]["bytes"]
+    heads = shown["signed heads"]
+    assert left["heads"]["times"] == 3 * (heads.times - 1), "the confirmation of the model follows the card"
+    assert left["heads"]["bytes"] <= 3 * heads.bytes_in_all
+    assert set(left) == {*names, "propensities", "heads"}
+
+
+def test_sites_of_browsers_are_named_on_the_card(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(more=QUIET), data={"person": '"browser"'})
+    assert trial.run() == "finished"
+    card = card_of(trial)
+    assert "ε is for one browser, not for one person, at north, east, south." in card["summary"]
+    assert any("a browser, not a person" in line for line in card["not_covered"])
+    assert card["deployment"]["sites"]["north"]["unit"] == "browser"
+    assert list(view_of(trial).not_covered) == [
+        line.replace("(at north, east, south)", "(at north)") for line in card["not_covered"]
+    ]
+    text = markdown(impact(read_assessed(trial.task.folder)))
+    assert "users of the log of north are browsers" in text
+
+
+def test_a_gate_that_every_site_refuses_is_reported_with_reasons(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(more=QUIET + "[gate]\n"))
+
+    def between(name, request, answer):
+        if wire.read_label(request).kind == "gate":
+            label = wire.read_label(request)
+            return protocol.refusal(label, trial.plan.party(name).clients[0], USED)
+        return answer()
+
+    assert trial.run(between) == "finished"
+    gate = gate_of(trial.task)
+    assert (gate["outcome"], gate["released"]) == ("inconclusive", [])
+    assert all(f"{name}: {USED}" in gate["words"][0] for name in trial.names)
+
+
 def test_the_card_says_what_the_gate_claims(finished):
     words = card_of(finished)["deployment"]["gate"]["words"]
     assert NEVER_PASSES in words
     assert CLAIM in words[0]
+
+
+def test_a_site_combines_the_received_model_with_its_own_and_judges_the_result(finished, monkeypatch):
+    """The mean of directions, .75 own and .25 received; the gate of the site is about it, and its window knows it."""
+    for name, folder in finished.folders.items():
+        [path] = folder.glob("models/*/gate.json")
+        [model] = path.parent.glob("model*.json")
+        received = path.parent / "received.json"
+        assert received.read_bytes() == (finished.task.folder / "model.json").read_bytes()
+        with Site.open(folder) as site:
+            site.answer(finished.hello())
+            run = site._runs[finished.plan.run]
+            own = run.releases.alone(run.own_clients, site.seed)
+            theirs, used = (load_weights(file).weights for file in (received, model))
+            expected = 0.75 * own / np.linalg.norm(own) + 0.25 * theirs / np.linalg.norm(theirs)
+            np.testing.assert_allclose(used, expected, rtol=1e-12)
+            judged = gate_values(run, used, None).sum(axis=0)
+            found = json.loads(path.read_text())["here"]["doing nothing"]
+            assert found["interval"] == pytest.approx(run.releases.site_decision(judged, gains=True).interval)
+        assert load_weights(model).notes["combined at"] == name
+        assert "no ε covers it; use it in the engine of that site" in remarks_on(model)[0]
+        assert len(remarks_on(model)) == 1
+        copied = shutil.copy(model, folder / "candidate.json")
+        assert f"gate.json at {name} says whether the gate vetoed it" in remarks_on(copied)[1]
+        assert remarks_on(received) == []
+        card = Card.read(path.parent)
+        assert card.summary.startswith("This card is about received.json.")
+        assert card.files == {"received.json": hashlib.sha256(received.read_bytes()).hexdigest()}
+
+
+def test_a_combined_model_that_learned_from_a_forgotten_person_says_so(finished, tmp_path, monkeypatch):
+    data = shutil.copytree(finished.folders["north"] / "log", tmp_path / "log")
+    models = shutil.copytree(finished.folders["north"] / "models", tmp_path / "models")
+    [gate] = models.glob("*/gate.json")
+    [model] = gate.parent.glob("model*.json")
+    assert len(remarks_on(model)) == 1
+    receipt, _ = forget_person(load_log(data).users[0], data, [models])  # it holds nothing out, so models are not known
+    assert f"The model in {gate.parent} may be trained on them" in receipt.summary
+    assert "may have learned from a person who was forgotten since" in remarks_on(model)[0]
+    judged = purpose_of(hashlib.sha256(model.read_bytes()).hexdigest())
+    log = SimpleNamespace(folder=data, user=np.arange(2), held_out=np.array([False, True]))
+    for derived, found in ((judged, [LEARNED, TESTED]), ("another model", [])):
+        window = SimpleNamespace(uses=({"derived": derived},))
+        monkeypatch.setattr("fedrank.experiments.runner.forget_person.read_window", lambda _, window=window: window)
+        runs = [run for user in (0, 1) for run in combined_at_the_site(log, user, [models])]
+        assert [run.used for run in runs] == found
+
+
+def test_the_own_model_learns_with_propensities_from_own_clicks_without_noise(finished, monkeypatch):
+    from fedrank.experiments.runner.position_bias import positions_of_log
+
+    with Site.open(finished.folders["north"]) as site:
+        site.answer(finished.hello())
+        run = site._runs[finished.plan.run]
+        data = run.site_data.clients.data
+        by = positions_of_log(run.log, "position", data.query_ids.astype(np.int64))
+        clicked = data.grades > 0
+        expected = correct(clicked, data.position, by).relevance
+        np.testing.assert_array_equal(run.own_clients.data.relevance, expected)
+        assert not np.array_equal(data.relevance, expected, equal_nan=True)
+
+        def unknown(*_):
+            raise NotIdentifiable("1,400 drawn pairs are too few", "log more")
+
+        monkeypatch.setattr("fedrank.experiments.runner.position_bias.positions_of_log", unknown)
+        assert run.own_clients is run.site_data.clients
+    assert "own model: " in (finished.folders["north"] / "site.log").read_text()
+
+
+def test_the_own_model_is_the_mean_of_models_that_differ_in_chance(finished, monkeypatch):
+    seeds, weights = [], iter(np.eye(12)[:4] * [[1.0], [2.0], [3.0], [4.0]])
+
+    def simulate(federation, clients, rounds, seed):
+        assert federation.mechanism is None
+        assert (federation.learner.rate, clients.people, clients.interactions.tolist()) == (0.03, None, [1000])
+        seeds.append(seed)
+        yield SimpleNamespace(weights=next(weights))
+
+    monkeypatch.setattr("fedrank.experiments.runner.releases.simulate", simulate)
+    clients = clients_of_north(finished)
+    found = releases_of(finished.plan).alone(clients, 7)
+    assert found.tolist() == [0.25] * 4 + [0.0] * 8
+    assert len(set(seeds)) == 4
+
+
+def clients_of_north(trial):
+    settings = read_site(trial.folders["north"])
+    return open_data_source(settings, trial.plan).clients
 
 
 def test_each_site_writes_its_decision_beside_the_model(finished):
@@ -420,8 +592,7 @@ def test_a_model_other_than_the_one_that_the_gate_judged_is_refused(finished, tm
 
 def test_a_held_out_window_is_used_for_one_model(tmp_path, monkeypatch):
     """It is the window of the data set, not the site's test share; the same model may be estimated there, too."""
-    from fedrank.data.held_out import HoldOut, begin_window, purpose_of, read_window, use_window
-    from fedrank.data.logs import load_log
+    from fedrank.data.held_out import HoldOut, begin_window, read_window, use_window
 
     monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
     trial = LogTrial(tmp_path, spec_text(more="[gate]\n"))

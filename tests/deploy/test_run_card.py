@@ -12,7 +12,8 @@ import pytest
 
 from fedrank import wire
 from fedrank.deploy import protocol
-from fedrank.deploy.received import RECEIVED, ReceivedAnswers, Total, read_totals
+from fedrank.deploy.heads import split
+from fedrank.deploy.received import HEADS, RECEIVED, ReceivedAnswers, Total, read_totals
 from fedrank.deploy.run_card import COLLUDERS
 from fedrank.experiments.report.impact import TO_FILL_IN, impact, read_assessed
 from fedrank.experiments.report.markdown import markdown
@@ -36,12 +37,16 @@ class Wire:
 
     def __call__(self, site, request, answer):
         found, asked = answer(), wire.read_label(request).kind
+        message = split(found)[0]
         with self.lock:
             if asked == "result" and self.before_result is None:
                 self.before_result = dict(self.times), dict(self.bytes)
             key = asked, wire.read_label(found).kind
             self.times[key] += 1
-            self.bytes[key] += len(found)
+            self.bytes[key] += len(message)
+            if len(message) < len(found):
+                self.times[HEADS, HEADS] += 1
+                self.bytes[HEADS, HEADS] += len(found) - len(message)
         return found
 
 
@@ -67,7 +72,7 @@ def test_the_card_lists_what_crossed_the_wire(tmp_path, text):
     assert (measured["times"], measured["noise"]) == (1, "none")
     assert (trial.task.folder / "clients.csv").exists()
     assert not any("must not collect" in line for line in card["not_covered"])
-    assert any("clinic-b, which left without noise" in line for line in card["not_covered"])
+    assert any("queries of clinic-b, which leave without noise" in line for line in card["not_covered"])
     assert f"{measured['bytes']:,} bytes; noise: none" in card["summary"]
     for where in trial.folders.values():
         [kept] = (where / "models").glob("*/privacy.json")
@@ -86,6 +91,22 @@ def test_the_card_names_issuer_data_unit_and_retention(tmp_path, monkeypatch):
     found = Card.read(trial.task.folder)
     assert found is not None
     assert found.deployment == card["deployment"]
+
+
+@pytest.mark.parametrize(
+    ("federation", "said"), [("clinics", "cannot know who operates"), ("local", "one machine ran")]
+)
+def test_the_card_says_only_what_the_program_knows_of_the_machines(tmp_path, federation, said):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1)
+    trial.plan = replace(trial.plan, federation=federation)
+    for folder in trial.folders.values():
+        settings = folder / "site.toml"
+        settings.write_text(settings.read_text().replace("clinics", federation))
+    assert trial.run() == "finished"
+    card = card_of(trial)
+    assert said in card["summary"]
+    assert "own computer" not in card["summary"]
+    assert card["deployment"]["one_machine"] is (federation == "local")
 
 
 def test_colluders_with_noise_at_each_site_learn_nothing_more(tmp_path):

@@ -22,6 +22,8 @@ from tests.deploy.plans import NOISE, OPEN, SUM, letor_file, made_plan, site_set
 from tests.made_up import made_up_data, made_up_shown
 
 POLICY = Policy(("pdgd", "evolution", "lambdarank"), largest_epsilon=30.0)
+PEOPLE = {"count": 3, "people": 20, "interactions": 2}
+OF_PERSONS = {"mechanism": NOISE | {"unit": "person"}, "clients": PEOPLE}
 KEYS = tuple(f"{number:02x}" * 32 for number in (1, 2, 3))
 
 
@@ -81,7 +83,7 @@ def test_what_is_not_covered_is_named(tmp_path):
     text = " ".join(view.not_covered)
     assert "reveal clicks" in text
     assert "every 2 rounds" in text
-    assert "sums of ndcg@10" in text
+    assert "sums of measures over the own queries of clinic-a" in text
     assert "reveal clicks" in printed(view)
     without = look_at(tmp_path, settings, plan, load_share(replace(data, test_share=None)))
     assert "sums of measures" not in leaves(without)
@@ -258,14 +260,28 @@ def test_the_bytes_of_a_secure_sum_are_those_that_sites_sent(tmp_path):
 
 def test_users_of_a_log_that_are_browsers_are_not_called_persons(tmp_path):
     for unit in ("browser", "person"):
-        data = SiteData(log=str(made_up_shown(tmp_path / unit, [0, 1, 0], unit=unit).folder))
-        view = look_at(tmp_path, site_settings(OPEN, data), made_plan())
-        assert any("a browser, not a person" in text for text in view.not_covered) == (unit == "browser")
+        data = SiteData(log=str(made_up_shown(tmp_path / unit, [0, 1, 0], unit=unit).folder), person="browser")
+        view = look_at(tmp_path, site_settings(OPEN, data), made_plan(**OF_PERSONS))
+        assert any("a browser, not a person" in text for text in view.not_covered)
+        assert "one browser" in printed(view)
+
+
+def test_a_log_of_browsers_is_refused_until_the_site_says_so(tmp_path):
+    data = SiteData(log=str(made_up_shown(tmp_path / "log", [0, 1, 0], unit="browser").folder), person="user")
+    plan = made_plan(**OF_PERSONS)
+    [line] = [line for line in look_at(tmp_path, site_settings(OPEN, data), plan).refused if "data.person" in line]
+    assert "--person COLUMN" in line
+    assert 'set person = "browser" in site.toml' in line
+    declared = look_at(tmp_path, site_settings(OPEN, replace(data, person="browser")), plan)
+    assert not any("data.person" in line for line in declared.refused)
+    assert {price.guarantee.unit for price in declared.prices} == {"browser"}
+    of_sites = look_at(tmp_path, site_settings(OPEN, data), made_plan())
+    assert not any("data.person" in line for line in of_sites.refused)
 
 
 @pytest.mark.parametrize(("unit", "told"), [("person", True), ("client", False)])
 def test_what_a_site_computed_from_the_log_of_all_people_is_not_covered(tmp_path, unit, told):
     data = SiteData(log=str(made_up_shown(tmp_path / "log", [0, 1, 0]).folder))
-    plan = made_plan(mechanism=NOISE | {"unit": unit}, clients={"count": 3, "people": 20, "interactions": 2})
+    plan = made_plan(mechanism=NOISE | {"unit": unit}, clients=PEOPLE)
     view = look_at(tmp_path, site_settings(OPEN, data), plan)
     assert any("a popularity that counts clicks" in text for text in view.not_covered) == told

@@ -420,14 +420,15 @@ def test_what_a_site_is_shown(done):
     settings = read_site(home)
     view = look_at(home, settings, made.plan)
     assert {one.what: one.covered for one in view.leaves} == {
-        "answers": True, "questions": False, "model": False, "facts": False, "refusals": False,
+        "answers": True, "questions": False, "model": False, "facts": False, "confirmations": False,
+        "statements about journals of other sites": False, "signed heads": False, "refusals": False,
     }  # fmt: skip
     assert view.refused == ()
     assert view.prices[0].total == pytest.approx(ledger_of(open_sketch(home / "silo" / "own.sketch")).spent())
     assert view.after == view.spent  # the same sketch is paid once
     text = markdown(about_plan(view))
     assert "one occurrence" in text
-    assert "the weights, which depend on own queries" in text
+    assert "the weights that a silo sends" in text
     [draft] = drafts((made.folder / "spec.toml").read_text(), settings, None)
     assert draft.spec == made.plan.spec
 

@@ -276,13 +276,14 @@ def test_a_stopped_run_and_reports_of_an_earlier_one(home):
     assert found(home).state == "interrupted"
 
 
-def test_a_site_that_received_the_model_has_finished(site):
+@pytest.mark.parametrize("name", ["model.json", "model-trial-only.json", "model-vetoed.json"])
+def test_a_site_that_received_the_model_has_finished(site, name):
     """The process of a shared folder holds the lock also between runs."""
     with locked(site / "lock", "test"):
         assert found(site).state == "idle"
         (site / "status.json").write_text(json.dumps({"at": 1.0, "run": "first", "digest": "ab" * 32, "round": 10}))
         assert found(site).state == "running"
-        model = site / "models" / ("ab" * 8) / "model.json"
+        model = site / "models" / ("ab" * 8) / name
         model.parent.mkdir(parents=True)
         model.write_text("{}")
         assert found(site).state == "finished"

@@ -51,7 +51,7 @@ def everything():
         (["rollback", "t", "--because", " "], "give --because"),
         (["read", "t", "nothing.jsonl"], "nothing.jsonl"),
         (["read", "t", "old.json"], "none of its 1 lines can be used"),
-        (["show", "elsewhere"], "elsewhere is not a trial"),
+        (["decide", "elsewhere"], "elsewhere is not a trial"),
         (["plan", "new.json", "--against", "old.json", "--to", "own", "--out", "t"], "another trial"),
         (["plan", "new.json", "--against", "new.json", "--to", "own", "--out", "u"], "same model"),
         (
@@ -101,8 +101,9 @@ def test_from_a_plan_to_a_model_in_use_on_a_narrow_terminal(fedrank, monkeypatch
     code, out, err = fedrank("rollback", "t", "--because", "complaints")
     assert code == 0
     assert json.loads(Path("current.json").read_text())["now"]["path"] == "old.json"
-    code, out, err = fedrank("show", "t")
+    code, out, err = fedrank("decide", "t")
     assert (code, err) == (0, "")
     assert "rolled back" in out
-    shown = json.loads(fedrank("show", "t", "--json")[1])
+    assert "Use the new model" not in out
+    shown = json.loads(fedrank("decide", "t", "--json")[1])
     assert (shown["ruling"], shown["count"]["searches"]) == ("adopt", 120)

@@ -50,7 +50,7 @@ LINES = {
     "run": "run small.toml --out fresh --workers 1",
     "bench run": "bench run fedavg --short --out benched --quiet",
     "tune": "tune small.toml --over 'learner.rate=[0.1,0.2]' --out tuned",
-    "data clients": "data clients small.toml",
+    "data check": "data check small.toml",
     "privacy show": "privacy show noisy.toml",
     "privacy audit": "privacy audit noisy.toml",
     "privacy plan": "privacy plan noisy.toml --epsilon 1",
@@ -63,7 +63,7 @@ LINES = {
     "data build": "data build --log synth/log.tsv --docs synth/corpus.jsonl --out again",
     "data redact": "data redact built",
     "data synth": "data synth --out other",
-    "silo sketch": "silo sketch --docs data-a/corpus.jsonl --key shared.key --out c.sketch",
+    "data sketch": "data sketch --docs data-a/corpus.jsonl --key shared.key --out c.sketch",
     "trees split": "trees split --data synthetic-categories --by feature:category --out split",
     "trees merge": "trees merge runs/small/only/fold-1-seed-1 runs/small/only/fold-1-seed-1 --on a.txt --out merged",
     "trees grow": "trees grow --silo a.txt --silo b.txt --trees 2 --leaves 4 --out grown",
@@ -133,7 +133,7 @@ def world() -> None:
         "run small.toml --workers 1",
         "data synth --out synth --users 20 --documents 400 --days 5",
         "data build --log synth/log.tsv --docs synth/corpus.jsonl --out built",
-        "silo sketch --docs data-a/corpus.jsonl --key shared.key --out a.sketch",
+        "data sketch --docs data-a/corpus.jsonl --key shared.key --out a.sketch",
         "deploy init --folder shared --name clinics --home coordinator",
     ):
         outcome = in_child(lambda line=line: _call(line), Path("said.txt"))

@@ -264,7 +264,7 @@ def test_every_cut_is_noticed(tmp_path):
 def test_another_version_and_another_file_are_named(tmp_path):
     made(tmp_path)
     content = bytearray((tmp_path / "a.sketch").read_bytes())
-    for version, mend in ((2, "sketch the documents again with `fedrank silo sketch`"), (5, "update fedrank")):
+    for version, mend in ((2, "sketch the documents again with `fedrank data sketch`"), (5, "update fedrank")):
         content[16] = version
         (tmp_path / "other.sketch").write_bytes(content)
         with pytest.raises(

@@ -32,7 +32,7 @@ SEARCH = "Search engines and your own documents"
 # Groups of commands: `data` is `data_app` in `fedrank.cli.data`.
 GROUPS = {
     "bench": (PANEL, "FOLTR-Bench: six frozen tasks of federated learning to rank, submissions and a leaderboard."),
-    "data": (MODELS, "Data sets: list, check and describe them; build them from click logs."),
+    "data": (MODELS, "Data sets: list and check them; build them from click logs; sketch documents."),
     "model": (MODELS, "Use a trained model: score, evaluate, export, estimate from clicks."),
     "trees": (
         MODELS,
@@ -46,7 +46,6 @@ GROUPS = {
         PRIVACY,
         "Unlearn a client of finished runs, or delete a person or expired entries from a data set.",
     ),
-    "silo": (TOGETHER, "Sketches of document collections, for organisations that do not share documents."),
     "deploy": (TOGETHER, "Train with other organisations: a coordinator, and sites that keep their data."),
     "engine": (SEARCH, "OpenSearch, Elasticsearch, Solr: features, logged features, and trials of a model."),
     "search": (

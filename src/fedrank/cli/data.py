@@ -19,7 +19,6 @@ from fedrank.cli.shared import (
     Changes,
     Picture,
     Seed,
-    Spec,
     Threads,
     print_file,
     print_line,
@@ -27,6 +26,7 @@ from fedrank.cli.shared import (
     print_sections,
     progress,
 )
+from fedrank.cli.sketch import EXAMPLES, sketch
 from fedrank.files import write_atomic
 from fedrank.names import missing_file
 from fedrank.value_checks import LARGEST, Positive, at_least, at_most
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedrank.progress import Progress
 
 data_app = typer.Typer(no_args_is_help=True)
+data_app.command("sketch", epilog=EXAMPLES)(sketch)
 
 
 @data_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank data list")
@@ -62,22 +63,36 @@ def data_list(as_json: AsJson = False) -> None:
     "check",
     epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz  ·  fedrank data check "
     "aol --out log.png  ·  fedrank data check shop/june --against shop/may --out drift.png  ·  fedrank data check "
-    "hospital-a.sketch",
+    "hospital-a.sketch  ·  fedrank data check my.toml --set clients.count=20 --out clients.png",
 )
 def data_check(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Judged files (LETOR; also .gz, .xz), one data set folder written by fedrank data build, or a .sketch."
+            help="Judged files (LETOR; also .gz, .xz), one data set folder written by fedrank data build, a .sketch, "
+            "or a spec."
         ),
     ],
     against: Annotated[
         Path | None, typer.Option(help="Earlier data set: report drift of features and click rates; status 1 if any.")
     ] = None,
     out: Picture = None,
+    set_: Changes = None,
+    fold: Annotated[int | None, typer.Option(min=1, help="Fold of a spec. Default: its first.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of a spec. Default: its first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check judged files, describe a data set of click logs (users, times, clicks by position), or a sketch."""
+    """Check judged files, describe a data set of click logs (users, times, clicks by position) or a sketch.
+
+    Of a spec, show the queries, documents and relevance labels of each client, and how much the clients differ.
+    """
+    if len(paths) == 1 and (paths[0].suffix == ".toml" or not (paths[0].suffix or paths[0].exists())):
+        if against is not None:
+            raise ValueError(f"--against {against} compares data set folders; remove it to describe clients")
+        _describe_clients(str(paths[0]), out, set_ or [], fold, seed, as_json)
+        return
+    if set_ or fold is not None or seed is not None:
+        raise ValueError(f"--set, --fold and --seed belong to a spec, but {paths[0]} is none; remove them")
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
             raise ValueError(f"give one data set folder, or data files (got {len(paths)} paths with a folder)")
@@ -142,25 +157,14 @@ def _compare_logs(folder: Path, against: Path, out: Path | None, as_json: bool) 
         raise typer.Exit(EXIT_FAILURE)
 
 
-@data_app.command(
-    "clients",
-    epilog="Examples:  fedrank data clients quickstart  ·  fedrank data clients my.toml --out clients.png --set "
-    "clients.count=20",
-)
-def data_clients(
-    spec: Spec,
-    out: Picture = None,
-    set_: Changes = None,
-    fold: Annotated[int | None, typer.Option(min=1, help="Fold. Default: the first of the spec.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed. Default: the first of the spec.")] = None,
-    as_json: AsJson = False,
+def _describe_clients(
+    spec: str, out: Path | None, changes: list[str], fold: int | None, seed: int | None, as_json: bool
 ) -> None:
-    """Show the queries, documents and relevance labels of each client, and how much the clients differ."""
     from fedrank.experiments.report.data_output import about_clients
     from fedrank.experiments.runner.client_summary import describe_clients
     from fedrank.experiments.spec.source import read_experiment
 
-    summary = describe_clients(read_experiment(spec, set_ or []), fold, seed)
+    summary = describe_clients(read_experiment(spec, changes), fold, seed)
     print_result(as_json, lambda: summary, lambda: about_clients(summary))
     if out is not None:
         from fedrank.experiments.report.charts import draw_clients

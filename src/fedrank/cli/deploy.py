@@ -93,6 +93,7 @@ def init(
         from fedrank.deploy.settings import check_name
         from fedrank.deploy.transport import store_shared_folder
 
+        _check_is_not_local(name)
         created = create_folder_federation(folder, home or Path(name), check_name(name))
         store_shared_folder(home or Path(name), folder)
         print_line(f"Federation {name}: {folder}")
@@ -106,6 +107,7 @@ def init(
     from fedrank.deploy.settings import read_federation
 
     asked = read_federation(federation)
+    _check_is_not_local(asked.name)
     made = init(home or Path(asked.name), asked, federation.read_text(encoding="utf-8-sig"))
     print_line(f"Federation {asked.name}: {made.home}")
     print_line("Fingerprint; sites compare it with you by telephone:")
@@ -113,6 +115,13 @@ def init(
     for path in made.invitations:
         print_line(f"Send: {path}")
     print_line("A site answers with `fedrank deploy join INVITATION`.")
+
+
+def _check_is_not_local(name: str) -> None:
+    from fedrank.deploy.settings import LOCAL
+
+    if name == LOCAL:
+        raise ValueError(f'name: "{LOCAL}" is the federation of `fedrank deploy run --local`; choose another name')
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy invite clinic-d Clinic_D 3 --home clinics")
@@ -410,7 +419,10 @@ def show(
         print_sections(about_plan(view))
     if any(view.refused for view in views):
         raise typer.Exit(EXIT_FAILURE)
-    print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
+    if all(view.word == "accepted" for view in views):
+        print_line(f"Accepted at this site. To withdraw: fedrank deploy refuse {spec} --because REASON --home {home}")
+    else:
+        print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy accept 3bbe77746412 --home clinic-a")
@@ -591,7 +603,7 @@ def run(
         raise ValueError("--log is for a trial on this machine with --local; a site names its log in site.toml")
     from fedrank.deploy.folder import refuse_online_plan
     from fedrank.deploy.folder_members import read_home
-    from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs, site_problems
+    from fedrank.deploy.make_plans import do_runs, gate_of, parties_of, plan_runs, site_problems
     from fedrank.deploy.settings import FEDERATION, read_federation
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
@@ -611,7 +623,14 @@ def run(
         results = do_runs(grid, runs, _transport(home, shared, stop, more.patience), stop, report)
     for line in dict.fromkeys(line for task, plan in runs for line in site_problems(task, plan)):
         print_line(line)
+    gates = [gate for task, _ in runs if (gate := gate_of(task)) is not None]
+    for gate in gates:
+        print_line(f"gate: {gate['outcome']}")
+        for word in gate["words"]:
+            print_line(f"  {word}")
     print_outcome(results, results_in / label)
+    if any(gate.get("released") == [] for gate in gates):  # a refusal of every site; the reasons are printed above
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _transport(

@@ -13,6 +13,7 @@ from fedrank.cli.shared import (
     EXIT_FAILURE,
     AsJson,
     Picture,
+    print_file,
     print_json,
     print_line,
     print_note,
@@ -342,8 +343,8 @@ def trial_read(
 
 
 @trial_app.command("decide", epilog="Example:  fedrank engine trial decide trials/spring --out evidence.png")
-def trial_decide(trial: TrialFolder, out: Picture = None, who: Who = None) -> None:
-    """Decide from the clicks: adopt, refuse or continue. You may ask at any time; a decision is recorded."""
+def trial_decide(trial: TrialFolder, out: Picture = None, who: Who = None, as_json: AsJson = False) -> None:
+    """Show evidence and history, and decide: adopt, refuse or continue. Ask at any time; a decision is recorded."""
     from fedrank.engine.adoption import decide
     from fedrank.engine.trial import EngineTrial
 
@@ -351,7 +352,9 @@ def trial_decide(trial: TrialFolder, out: Picture = None, who: Who = None) -> No
     count = folder.count()
     judgement = folder.judged(count)
     decide(folder, count, judgement, who)
-    _print_trial(folder, count, judgement, out)
+    _print_trial(folder, count, judgement, out, as_json)
+    if as_json or folder.ended:
+        return
     if judgement.ruling == "adopt":
         print_line(f"Use the new model: fedrank engine trial adopt {trial}")
     elif judgement.ruling == "refuse":
@@ -360,22 +363,6 @@ def trial_decide(trial: TrialFolder, out: Picture = None, who: Who = None) -> No
         print_line(f"Continue: fedrank engine trial read {trial} EVENTS")
         if judgement.provisional:
             print_line("If everything until now was read, add --complete: rows of these days do not count later.")
-
-
-@trial_app.command("show", epilog="Example:  fedrank engine trial show trials/spring")
-def trial_show(trial: TrialFolder, out: Picture = None, as_json: AsJson = False) -> None:
-    """Show the state of a trial, its evidence and its history, without changes."""
-    from fedrank.engine.trial import EngineTrial
-
-    folder = EngineTrial(trial)
-    count = folder.count()
-    judgement = folder.judged(count)
-    if as_json:
-        counts = vars(count) | {"earlier": len(count.earlier)}
-        facts = {"trial": folder.plan.id, "ruling": judgement.ruling, "because": judgement.because, "count": counts}
-        print_json(facts)
-        return
-    _print_trial(folder, count, judgement, out)
 
 
 @trial_app.command(
@@ -417,16 +404,21 @@ def trial_rollback(
     _print_model_in_use(folder, roll_back(folder, because, who), ROLL_BACK)
 
 
-def _print_trial(trial: EngineTrial, count: Count, judgement: Judgement, out: Path | None) -> None:
+def _print_trial(trial: EngineTrial, count: Count, judgement: Judgement, out: Path | None, as_json: bool) -> None:
     from fedrank.engine.trial_summary import about_trial
 
-    print_sections(about_trial(trial, count, judgement))
+    if as_json:
+        counts = vars(count) | {"earlier": len(count.earlier)}
+        facts = {"trial": trial.plan.id, "ruling": judgement.ruling, "because": judgement.because, "count": counts}
+        print_json(facts)
+    else:
+        print_sections(about_trial(trial, count, judgement))
     if out is not None:
         from fedrank.experiments.report.charts import draw_trial
 
         title = f"{trial.plan.id}: {judgement.because}"
         draw_trial(judgement.evidence, trial.plan.rules.gate, title, out)
-        print_line(f"Picture: {out}")
+        print_file("Picture", out, as_json)
 
 
 def _print_model_in_use(trial: EngineTrial, put: InUse, script: str) -> None:

@@ -186,11 +186,14 @@ def tune(
 @experiments_app.command(
     rich_help_panel=PANEL,
     epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/quickstart --out table.csv  ·  "
-    "fedrank report runs/a runs/b --out both.html --baseline centralised --figures paper",
+    "fedrank report runs/a runs/b --out both.html --baseline centralised --figures paper  ·  "
+    "fedrank report runs/quickstart --to mlflow:sqlite:///mlflow.db",
 )
 def report(
     folders: RunsFolders,
-    out: Annotated[Path, typer.Option(help="File to write: .html, .md or .csv.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: .html, .md or .csv. Default: report.html, or none with --to.")
+    ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -200,12 +203,26 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for charts (.svg, .pdf) and tables (.tex) for a paper.")
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Send finished runs to a tracker: mlflow, mlflow:URI, wandb or wandb:PROJECT."),
+    ] = None,
 ) -> None:
     """Write a report on one or several experiments: curves, tables, significance tests, queries, cost."""
     from fedrank.experiments.report.write import write_report
     from fedrank.experiments.runner.runs import load_runs
 
-    write_report(load_runs(folders), out, baseline=baseline, figures=figures)
+    runs = load_runs(folders)
+    if to is not None:
+        from fedrank.experiments.report.trackers import send_runs
+
+        sent = send_runs(runs, to)
+        before = f", which had {count_runs(sent.known)} already" if sent.known else ""
+        print_line(f"Sent {count_runs(sent.new)} to {sent.place}{before}")
+        if out is None and baseline is None and figures is None:
+            return
+    out = out or Path("report.html")
+    write_report(runs, out, baseline=baseline, figures=figures)
     print_line(f"Report: {out}")
     if figures is not None:
         print_line(f"Figures and tables: {figures}")
@@ -273,7 +290,7 @@ def _except_ledgers(folder: Path) -> str:
     sums = totals([account for account in map(Account.read, ledgers) if account is not None])
     return (
         f", except its ledger: {sums['participations']:,} participations of {sums['people']:,} people stay recorded "
-        f"and count if the run is repeated (to delete them: fedrank privacy ledger forget {folder})"
+        f"and count if the run is repeated (to delete them: fedrank privacy ledger {folder} --forget --because REASON)"
     )
 
 

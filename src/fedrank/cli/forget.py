@@ -102,7 +102,7 @@ def person(
     data: Annotated[Path, typer.Option(help="Data set written by fedrank data build.")],
     runs: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of runs that may have used the data set; may be repeated. Default: runs."),
+        typer.Option(help="Folder of runs, or models of a site, that may have used the data set. Default: runs."),
     ] = None,
     trials: Annotated[
         list[Path] | None,

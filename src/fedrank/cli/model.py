@@ -57,7 +57,8 @@ def score(
 
 @model_app.command(
     epilog="Examples:  fedrank model evaluate runs/quickstart/federated/fold-1-seed-1 synthetic-mq2007  ·  "
-    "fedrank model evaluate model.json test.txt --measure ndcg@5 --measure map --per-query values.csv"
+    "fedrank model evaluate model.json test.txt --measure ndcg@5 --measure map --per-query values.csv  ·  "
+    "fedrank model evaluate bm25.run test.txt"
 )
 def evaluate(
     model: ModelFile,
@@ -69,7 +70,7 @@ def evaluate(
     client: Client = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model on judged data: the mean of each metric, and values per query."""
+    """Evaluate a model, or a TREC run file (.run), on judged data: the mean of each metric, and values per query."""
     from fedrank.experiments.report.model_output import about_quality
     from fedrank.experiments.runner.scoring import evaluate_model
     from fedrank.ranking.measures import average
@@ -86,14 +87,21 @@ def evaluate(
     epilog="Examples:  fedrank model export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  "
     "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json  ·  "
     "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway  ·  "
-    "fedrank model export runs/mine/only/fold-1-seed-1 --to card --out README.md"
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to card --out README.md  ·  "
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to mlflow:http://tracker:5000 --name products"
 )
 def export(
     model: ModelFile,
-    to: Annotated[str, typer.Option(help="Format: opensearch, elasticsearch, solr, onnx, or card (Markdown).")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Format: opensearch, elasticsearch, solr, onnx, or card (Markdown); or mlflow[:URI] (its registry)."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write; required, except for mlflow.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model in the engine. Default: the name of the file.")
+        str | None,
+        typer.Option(help="Name of the model in the engine or registry. Default: that of the file or experiment."),
     ] = None,
     feature_names: Annotated[
         Path | None,
@@ -118,8 +126,11 @@ def export(
 
     for remark in remarks_on(model):
         print_note(remark)
-    file = model_file(model)
+    file, registry = model_file(model), to.partition(":")[0] == "mlflow"
+    if out is None and not registry:
+        raise ValueError(f"--to {to} writes a file; name it with --out")
     if to == "card":
+        assert out is not None
         from fedrank.experiments.report.model_card import model_card
 
         write_atomic(out, model_card(file.parent))
@@ -138,6 +149,12 @@ def export(
             f"{file}: {worse[0].lower()}{worse[1:].rstrip('.')}. Nothing was exported; try it on live queries (fedrank "
             "engine trial plan), or use --anyway"
         )
+    if registry or out is None:
+        from fedrank.experiments.report.trackers import register
+
+        called, version, place = register(file.parent, to, name)
+        print_line(f"Registered in {place}: {called}, version {version}")
+        return
     done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
     print_line(f"{done.what}: {done.path}")
     print_line(done.next)

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from fedrank.experiments.spec.grid import Grid
 
 privacy_app = typer.Typer(no_args_is_help=True)
-ledger_app = typer.Typer(
-    help="Ledgers: the privacy budget that people have spent in all runs. They outlive the runs.", no_args_is_help=True
-)
-privacy_app.add_typer(ledger_app, name="ledger")
 
 
 @privacy_app.command(
@@ -221,12 +217,12 @@ def impact(
     print_line(f"Written: {out}; {marks:,} entries to complete are marked {TO_FILL_IN.strip(': ')}")
 
 
-@ledger_app.command(
-    "show",
-    epilog="Examples:  fedrank privacy ledger show runs  ·  fedrank privacy ledger show runs/populations/town  ·  "
-    "fedrank privacy ledger show clinic-a --upgrade",
+@privacy_app.command(
+    epilog="Examples:  fedrank privacy ledger runs  ·  fedrank privacy ledger runs/populations/town  ·  "
+    "fedrank privacy ledger clinic-a --upgrade  ·  "
+    "fedrank privacy ledger runs/my/only/fold-1-seed-1 --forget --because 'generated people'",
 )
-def ledger_show(
+def ledger(
     folders: Annotated[
         list[Path],
         typer.Argument(help="Folders with ledgers: runs, or a population such as runs/populations/town."),
@@ -235,16 +231,33 @@ def ledger_show(
         bool,
         typer.Option("--upgrade", help="Write the journal of sites from an earlier version, once, so they can send."),
     ] = False,
+    forget: Annotated[
+        bool,
+        typer.Option(
+            "--forget", help="Delete the ledgers, so their budget no longer counts. The totals stay recorded."
+        ),
+    ] = False,
+    because: Annotated[str | None, typer.Option(help="With --forget: reason; it is recorded with the totals.")] = None,
+    words: Annotated[
+        str | None, typer.Option(help="With --forget: the sentence that confirms it, instead of the question.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show each ledger, and the total budget if all of them belong to the same people."""
+    """Show each ledger, and the total budget if all of them belong to the same people. Ledgers outlive their runs."""
     from fedrank.experiments.report.privacy_output import about_ledgers
 
+    if (because is None) == forget or (words is not None and not forget) or (forget and upgrade):
+        raise ValueError("--forget needs --because REASON, and excludes --upgrade; --because and --words need --forget")
     if upgrade:
         from fedrank.deploy.heads import upgrade as write_journal
 
         for folder in folders:
             print_line(f"The journal of {folder} has {write_journal(folder):,} entries")
+        return
+    if because is not None:
+        if len(folders) != 1:
+            raise ValueError(f"--forget deletes the ledgers of one folder (got {len(folders)})")
+        _forget_ledgers(folders[0], because, words)
         return
     for folder in folders:
         if not folder.is_dir():
@@ -302,18 +315,7 @@ def filter_updates(
     print_file("Written", install(settings, kit, anyway), False)
 
 
-@ledger_app.command(
-    "forget",
-    epilog="Example:  fedrank privacy ledger forget runs/my/only/fold-1-seed-1 --because 'generated people'",
-)
-def ledger_forget(
-    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a population.")],
-    because: Annotated[str, typer.Option(help="Reason; it is recorded with the totals of the deleted ledgers.")],
-    words: Annotated[
-        str | None, typer.Option(help="The sentence that confirms the deletion, instead of the question.")
-    ] = None,
-) -> None:
-    """Delete the ledgers of a folder, so their budget no longer counts. The totals stay recorded."""
+def _forget_ledgers(folder: Path, because: str, words: str | None) -> None:
     from fedrank.privacy.population import FORGOTTEN, Account, forget_ledgers, ledgers_below, totals
 
     ledgers = ledgers_below(folder)

@@ -73,7 +73,7 @@ def refresh(home: Path, call: Call, say: Say, now: datetime | None = None) -> bo
                 return True
             today = (now or datetime.now(UTC)).date().isoformat()
             if today == state.name and ((TRIALS / today).exists() or _received(settings, state) is None):
-                say(f"done: {today} was refreshed already")
+                say(f"done: {today} was refreshed already{_vetoed(settings)}")
                 return True
             state.name, state.done = today, False
             _write_state(state)
@@ -104,7 +104,7 @@ class _Refresh:
         model = self._model(log)
         digest = "" if model is None else digest_of(model)
         if model is None or digest in self.state.tried:
-            self.say("model: no model that was not tried before")
+            self.say(f"model: no model that was not tried before{_vetoed(self.settings)}")
             self._finish(data=str(log.folder))
             return True
         if not self._passes(model, log):
@@ -242,6 +242,18 @@ def _received(settings: Mapping[str, Mapping[str, Any]], state: RefreshState) ->
     files = (path for outcome in ("pass", "inconclusive") for path in folder.glob(f"*/{MODEL_FILES[outcome]}"))
     models = [path for path in files if digest_of(path) not in tried]
     return max(models, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _vetoed(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which received model is the newest one, if the gate vetoed it."""
+    if "received" not in settings:
+        return ""
+    from fedrank.deploy.site_releases import MODEL_FILES
+
+    folder = Path(settings["received"]["models"])
+    models = [path for name in MODEL_FILES.values() for path in folder.glob(f"*/{name}")]
+    newest = max(models, key=lambda path: path.stat().st_mtime, default=Path())
+    return f"; the gate vetoed {newest}" if newest.name == MODEL_FILES["veto"] else ""
 
 
 def _read_state() -> RefreshState:

@@ -139,7 +139,7 @@ def use_window(folder: str | os.PathLike[str], purpose: str) -> bool:
     with working_on(folder):
         window = read_window(folder)
         for use in window.uses:
-            if use["purpose"] == purpose:
+            if purpose in (use["purpose"], use.get("derived")):
                 return False
             raise ValueError(
                 f"the held-out entries of {folder} were used on {use['at'][:10]} for {use['purpose']!r}, and a window "
@@ -154,6 +154,17 @@ def use_window(folder: str | os.PathLike[str], purpose: str) -> bool:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         _write(folder, replace(window, uses=({"purpose": purpose, "at": now},)))
     return True
+
+
+def extend_use(folder: str | os.PathLike[str], purpose: str, derived: str) -> None:
+    """Record that a use of the window includes one other model, which was derived from the first and not chosen."""
+    folder = Path(folder)
+    with working_on(folder):
+        window = read_window(folder)
+        [use] = [use for use in window.uses if use["purpose"] == purpose] or [{}]
+        if use.get("derived", derived) != derived or not use:
+            raise ValueError(f"the held-out entries of {folder} were not used for {purpose!r}, or for another model")
+        _write(folder, replace(window, uses=({**use, "derived": derived},)))
 
 
 def purpose_of(digest: str) -> str:
@@ -175,7 +186,10 @@ def read_window(folder: str | os.PathLike[str]) -> Window:
         content = parse_json(read_bytes(path, _LARGEST))
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"its format is {content['format']!r} version {content['version']!r}")
-        uses = tuple({"purpose": str(use["purpose"]), "at": str(use["at"])} for use in content["uses"])
+        names = ("purpose", "at", "derived")
+        uses = tuple({name: str(use[name]) for name in names if name in use} for use in content["uses"])
+        if any("purpose" not in use or "at" not in use for use in uses):
+            raise ValueError("a use has no purpose or no time")
         days, users, after = (content[name] for name in ("days", "users", "after"))
         hold_out = HoldOut(days, users, str(content["key"]), None if after is None else int(after))
         return Window(hold_out, int(content["until"]), uses, str(content["replaced_by"]))

@@ -338,13 +338,18 @@ def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
     return slice(start, end)
 
 
-def not_persons(folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
-    """Limits of an ε per user of a log: it does not cover persons if users are browsers."""
+def log_unit(folder: str | os.PathLike[str] | None) -> str:
+    """What a user of a log is, "person" or "browser"; empty if the log cannot be read, which loading it reports."""
     try:
         facts = parse_json(read_text(Path(folder) / FACTS)) if folder is not None else {}
-    except (OSError, ValueError):  # loading the log reports it
-        return ()
-    return (BROWSERS,) if isinstance(facts, dict) and facts.get("unit") == "browser" else ()
+    except (OSError, ValueError):
+        return ""
+    return str(facts.get("unit", "person")) if isinstance(facts, dict) else ""
+
+
+def not_persons(folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
+    """Limits of an ε per user of a log: it does not cover persons if users are browsers."""
+    return (BROWSERS,) if log_unit(folder) == "browser" else ()
 
 
 def read_names(path: Path) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.deploy import protocol
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.plan import LARGEST, Plan
 from fedrank.deploy.records import record
@@ -84,7 +85,7 @@ def objection(folder: Path, plan: Plan, policy: Policy) -> str | None:
     for digest in (plan.digest, spec_digest(plan)):
         if (said := _read(folder / REFUSED, digest)) is not None:
             when = f" on {said.at[:10]}" if said.at else ""
-            return f"this site refused run {plan.name!r}{when}: {said.because}"
+            return f"{protocol.REFUSED[0]} {plan.name!r}{when}: {said.because}"
     known = any(_read(folder / ACCEPTED, digest) is not None for digest in (plan.digest, spec_digest(plan)))
     if policy.accept == "listed" and not known:
         propose(folder, plan)

@@ -34,6 +34,7 @@ from fedrank.experiments.runner.cards import issued
 from fedrank.experiments.runner.data import clients_of
 from fedrank.experiments.runner.federated import FederatedRun
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Receipt
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.privacy import Price, card
 from fedrank.experiments.runner.runs import load_runs
@@ -146,7 +147,8 @@ def deployed(card: Card, plan: Plan, clients: Collection[int] | None = None) -> 
     if plan.simulated:
         return card
     sites = ", ".join(site.name for site in plan.sites if clients is None or site.clients[0] in clients)
-    return replace(card, what=DEPLOYED_RUN, not_covered=(*card.not_covered, f"which sites participated: {sites}"))
+    summary = f"{card.summary} Sites that participated: {sites}."
+    return replace(card, what=DEPLOYED_RUN, summary=summary, not_covered=not_covered_between_sites(plan.question))
 
 
 def _keep_plan(folder: Path, plan: Plan) -> None:

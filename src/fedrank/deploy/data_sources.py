@@ -24,7 +24,7 @@ from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.plan import names_digest
 from fedrank.deploy.releases import GATE, PROPENSITY, release_of, releases_of
-from fedrank.deploy.settings import searches_of
+from fedrank.deploy.settings import BROWSER, searches_of
 from fedrank.deploy.site_data import ClientSiteData
 from fedrank.experiments.runner.position_bias import corrected_clients
 from fedrank.federated.clients import make_clients
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteData, SiteSettings
 
+# A kind of data, as a site describes it to the coordinator.
+SEARCH_LOG = "a search log"
 SCALES = (1, 2, 4)  # highest relevance labels of scales with defined click models
 _ROWS = 1 << 16  # rows of an array that are read at a time
 
@@ -102,10 +104,14 @@ def about_data(data: SiteData) -> dict[str, Any]:
     if data.log is not None:
         log = load_log(data.log)
         days = log.facts.get("settings", {}).get("keep_days")
-        found.append(f"a search log of {log.unit}s")
+        found.append(f"{SEARCH_LOG} of {'browsers' if data.are_browsers else f'{log.unit}s'}")
     if data.documents is not None:
         found.append("documents")
-    return {"kind": " and ".join(found) or "none", "keep_days": days}
+    return {
+        "kind": " and ".join(found) or "none",
+        "keep_days": days,
+        "unit": BROWSER if data.are_browsers else "person",
+    }
 
 
 def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:

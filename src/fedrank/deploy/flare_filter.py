@@ -24,6 +24,9 @@ SETTINGS, POLICY = "filter.toml", "privacy.json"
 # Classes that send what no filter sees: events, logs, metrics, messages between sites.
 FORWARDS = ("ConvertToFedEvent", "LogStreamer", "SiteLogStreamer", "JobLogStreamer", "MetricRelay")
 
+# Rights that go around filters, and who may have them: code of a job, and reading files of the site from the server.
+CLOSED = {"byoc": ("none", "no"), "shell_commands": ("none", "no", "o:site")}
+
 
 class PrivacyFilter(Filter):  # type: ignore[misc]  # NVFLARE has no types
     """Protects the results of all tasks of a site by the settings in a `filter.toml`."""
@@ -85,25 +88,45 @@ def install(settings: Path, kit: Path, anyway: bool = False) -> Path:
         raise FileNotFoundError(f"{path.parent} is not a folder; give the kit of an NVFLARE site, which has local/")
     if path.exists() and json.loads(path.read_text()) != policy(settings):
         raise FileExistsError(f"{path} exists; merge it by hand, or move it away")
-    if not anyway and (problem := _gap(path.with_name("resources.json"))):
-        raise ValueError(f"{path.with_name('resources.json')}: {problem}")
+    for name, gap in (("resources.json", _gap), ("authorization.json", _open_rights)):
+        file = path.with_name(name)
+        if not anyway and (problem := gap(parse_json(read_text(file)) if file.exists() else {})):
+            raise ValueError(f"{file}: {problem}")
     write_atomic(path, json.dumps(policy(settings), indent=2) + "\n", private=True)
     return path
 
 
-def _gap(path: Path) -> str:
+def _gap(found: dict[str, Any]) -> str:
     """How data could leave the site beside its results, by its resources; empty if the settings prevent it."""
-    found = parse_json(read_text(path)) if path.exists() else {}
     allowed = found.get("class_allow_list")
     if found.get("allow_log_streaming", True):
         return 'logs of a job go to the server; set "allow_log_streaming": false'
     if found.get("class_list_enforcement_mode") != "enforce" or not isinstance(allowed, list):
         return 'a job may use any class; set "class_allow_list", and "class_list_enforcement_mode": "enforce"'
-    if wide := [one for one in allowed if str(one).rpartition(".")[2] in ("*", *FORWARDS)]:
+    if wide := [one for one in allowed if not _is_class(str(one).rpartition(".")[2])]:
         return (
             f"class_allow_list has {wide[0]!r}, with which a job can send data beside its results; list single classes"
         )
     return ""
+
+
+def _open_rights(found: dict[str, Any]) -> str:
+    """What role may send code, which no list of classes stops, or read files of the site; empty if no role may."""
+    roles = found.get("permissions")
+    if not isinstance(roles, dict):
+        return "permissions are missing; NVFLARE's default lets a job bring its own code"
+    for role, rights in roles.items():
+        named = {str(one).strip().lower(): value for one, value in rights.items()} if isinstance(rights, dict) else {}
+        for right, safe in CLOSED.items():
+            given = named.get(right, "none") if isinstance(rights, dict) else rights
+            if given not in safe:
+                return f'{role!r} has the right {right}, which goes around the filter; write "{right}": "none"'
+    return ""
+
+
+def _is_class(name: str) -> bool:
+    """Whether an entry names one class, not a package: NVFLARE allows everything that begins with an entry."""
+    return name[:1].isupper() and name not in FORWARDS
 
 
 def policy(settings: Path) -> dict[str, Any]:

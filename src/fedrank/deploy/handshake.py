@@ -51,8 +51,8 @@ class Handshake:
     def hello(self, over: int = 0) -> None:
         """Send hello to every site until enough have answered. `over` is the number of completed rounds.
 
-        Sites that differ stop the run. So do sites that fail with their own settings if too few others are left. The
-        coordinator waits for sites that are offline or have not accepted the plan yet.
+        Sites that differ stop the run. So do sites that refuse the plan, or fail with their own settings, if too few
+        others are left. The coordinator waits for sites that are offline or have not accepted the plan yet.
         """
         self.over, greeted, failures = over, set[str](), Counter[str]()
         plan = self.calls.plan
@@ -62,11 +62,13 @@ class Handshake:
             if len(greeted) >= plan.min_sites and not (self._brings_keys and why):
                 break
             failures.update(name for name, reason in why.items() if reason.startswith(protocol.SITE_FAILS))
-            failed = [f"{name}: {why[name]}" for name in why if failures[name] >= MAX_FAILURES]
-            if len(plan.sites) - len(failed) < plan.min_sites:
+            refused = {name for name, reason in why.items() if reason.startswith(protocol.REFUSED)}
+            failed = {name for name in why if failures[name] >= MAX_FAILURES}
+            if len(plan.sites) - len(failed | refused) < plan.min_sites:
+                reasons = [f"{name}: {why[name]}" for name in why if name in failed | refused]
                 raise Differs(
-                    f"{plan.min_sites} sites are needed, but {len(failed)} of {len(plan.sites)} fail; correct them, "
-                    f"then run the same command again: {'; '.join(failed)}"
+                    f"{plan.min_sites} sites are needed, but {len(reasons)} of {len(plan.sites)} refuse or fail; when "
+                    f"they have changed that, run the same command again: {'; '.join(reasons)}"
                 )
             self.calls.pause(over, why)
 

@@ -156,6 +156,11 @@ def split(content: bytes) -> tuple[bytes, Seen | None]:
     return content[:start], Seen(nonce, heads, challenges, statements)
 
 
+def most_bytes(sites: int, witnesses: int = 3) -> int:
+    """Maximum size of the heads behind an answer of one of these sites, and of statements of this many witnesses."""
+    return sites * _SIZE + _CHALLENGE.size + min(sites - 1, witnesses) * _STATEMENT + _END.size
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of a journal."""
@@ -303,7 +308,7 @@ class SiteJournal:
             if _has_messages(self.folder) or Population.charges_by_run(self.folder / PEOPLE):
                 raise RolledBack(
                     "this site has messages or charges, but no journal: it was deleted, or the site is from an earlier "
-                    "version; restore it from a backup, or run `fedrank privacy ledger show HOME --upgrade` once"
+                    "version; restore it from a backup, or run `fedrank privacy ledger HOME --upgrade` once"
                 )
             if begin:
                 self.note(bytes(16), "begun", 0)

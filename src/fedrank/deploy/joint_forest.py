@@ -218,8 +218,7 @@ def perform_grown(merging: MergeRun, run: Coordination) -> None:
     card = site_card(plan, list(plan.clients), ForestDisclosure.of(experiment.merge).who_sees_what)
     if growing.noise is not None:
         noised = merging.noised_card(card, state.releases, len(growing.clients))
-        left_open = ForestDisclosure.of(experiment.merge).not_covered[:2]  # sites train nothing besides the forest
-        card = deployed(replace(noised, not_covered=left_open), plan)
+        card = deployed(noised, plan)
     run.issue(card, merging.fold.name)
     why_not = give_merged(hub.calls, result_files(writer, plan, list(plan.clients)))
     notes = site_notes({}, why_not)

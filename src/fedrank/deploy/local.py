@@ -20,7 +20,7 @@ from fedrank.deploy.forests import portions_of
 from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs, plan_task
 from fedrank.deploy.plan import Plan, PlannedSite, forest_problems
 from fedrank.deploy.records import last_line
-from fedrank.deploy.settings import SITE, TRIAL
+from fedrank.deploy.settings import BROWSER, LOCAL, SITE, TRIAL, USER
 from fedrank.deploy.site_runtime import LOG
 from fedrank.deploy.warm_up import warm_up
 from fedrank.experiments.runner.perform import perform
@@ -37,7 +37,6 @@ from fedrank.progress import Progress, quiet
 from fedrank.toml import write_toml
 from fedrank.types import has_trait
 
-FEDERATION = "local"
 TEST_SHARE = 0.2  # of a log that holds nothing out
 
 
@@ -71,7 +70,7 @@ def run_local(
     names = {site_name(number): number for number in range(sites)}
     say(f"Starting a server and {sites} sites on this machine ...")
     learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
-    with local_federation(names, folder, prepare, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
+    with local_federation(names, folder, prepare, LOCAL, say, lambda: warm_up(sorted(learners))) as federation:
         results = do_runs(grid, runs, do, stop, progress)
         for name, home in federation.sites.items() if results.failed else ():
             if (reason := last_line(home / LOG)) is not None:
@@ -110,10 +109,12 @@ def run_local_logs(
 
     def write_sites(federation: LocalFederation) -> None:
         for (site, home), log in zip(federation.sites.items(), logs, strict=True):
-            data: dict[str, Any] = {"log": str(Path(log).absolute()), "person": "user"}
-            if not load_log(log).held_out.any():
+            found = load_log(log)
+            person = USER if found.unit == "person" else BROWSER
+            data: dict[str, Any] = {"log": str(Path(log).absolute()), "person": person}
+            if not found.held_out.any():
                 data["test_share"] = TEST_SHARE
-            own = {"name": site, "id": names[site], "federation": FEDERATION, "second_place": "../heads", "data": data}
+            own = {"name": site, "id": names[site], "federation": LOCAL, "second_place": "../heads", "data": data}
             write_atomic(home / SITE, write_toml(own | {"policy": settings_of(policy)}), private=True)
 
     def do(task: Task, plan: Plan, tell: Callable[[News], None]) -> str:
@@ -121,8 +122,8 @@ def run_local_logs(
 
     say(f"Starting a server and {len(logs)} sites on this machine ...")
     learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
-    with local_federation(names, folder, write_sites, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
-        runs = plan_runs(grid, name, out, parties_of(federation.home), FEDERATION)
+    with local_federation(names, folder, write_sites, LOCAL, say, lambda: warm_up(sorted(learners))) as federation:
+        runs = plan_runs(grid, name, out, parties_of(federation.home), LOCAL)
         for home in federation.sites.values():
             for _, plan in runs:
                 accept(home, plan)  # one person acts for all sites here, so keys need not be compared
@@ -145,7 +146,7 @@ def trial_plan(task: Task, sites: int) -> Plan:
     parties = [
         PlannedSite(site_name(number), tuple(range(number, clients, sites))) for number in range(min(sites, clients))
     ]
-    return plan_task(task, parties, FEDERATION, simulated=True)
+    return plan_task(task, parties, LOCAL, simulated=True)
 
 
 def prepare(federation: LocalFederation) -> None:
@@ -154,7 +155,7 @@ def prepare(federation: LocalFederation) -> None:
         own = {
             "name": name,
             "id": number,
-            "federation": FEDERATION,
+            "federation": LOCAL,
             "simulated": True,
             "data": {},
             "policy": settings_of(TRIAL),

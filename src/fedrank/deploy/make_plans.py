@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.runs import load_runs, working_on
 from fedrank.experiments.runner.schedule import Results, is_finished, show_news
 from fedrank.experiments.runner.schedule import plan as tasks_of
@@ -151,6 +152,13 @@ def site_problems(task: Task, plan: Plan) -> list[str]:
     lines = [f"{name}: {why}; `--readmit {name}` asks it again" for name, why in found.items()]
     notes = load_runs(task.folder)[0].notes if is_finished(task) else ()
     return lines + [note for note in notes if note.partition(" did not receive the result: ")[0] in names]
+
+
+def gate_of(task: Task) -> dict[str, Any] | None:
+    """The decision of the gate on the model of a finished run; None without a gate."""
+    card = Card.read(task.folder) if is_finished(task) else None
+    gate = (card.deployment or {}).get("gate") if card is not None else None
+    return gate if isinstance(gate, dict) else None
 
 
 def plan_task(task: Task, parties: Sequence[PlannedSite], federation: str, simulated: bool = False) -> Plan:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank import __version__
 from fedrank.deploy.protocol import OVERHEAD
-from fedrank.deploy.settings import SiteData, check_name
+from fedrank.deploy.settings import USER, SiteData, check_name
 from fedrank.experiments.spec.experiment import Experiment, SpecError, to_tables
 from fedrank.experiments.spec.families import code_from_outside, name_of
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
@@ -511,8 +511,15 @@ def key_problems(plan: Plan, name: str = "", public: str = "") -> list[str]:
     return []
 
 
+BROWSERS_ARE_NOT_USERS = (
+    "data.person: the plan protects persons, but the users of this site's log are browsers (client_id): a person with "
+    "two browsers would count as two; build the log again with `fedrank data build --person COLUMN`, or set person = "
+    '"browser" in site.toml, which makes ε a promise per browser'
+)
+
+
 def data_problems(plan: Plan, data: SiteData) -> list[str]:
-    """Reasons why a site with these settings of its data cannot train in a plan; its files are not read."""
+    """Reasons why a site with these settings of its data cannot train in a plan; queries and clicks are not read."""
     if plan.silos is not None:
         missing = data.documents is None
         return ["this site has no documents for a sketch; set data.documents in its site.toml"] if missing else []
@@ -520,6 +527,8 @@ def data_problems(plan: Plan, data: SiteData) -> list[str]:
         if data.letor is not None:
             return []
         return ["forests are trained on relevance labels, and this site has no LETOR file; set data.letor in site.toml"]
+    if has_trait(plan.experiment.mechanism, "people") and data.log is not None and data.person == USER:
+        return [BROWSERS_ARE_NOT_USERS] if data.are_browsers else []
     if data.learns:
         return []
     return ["this site has no queries for training; set data.letor or data.log in site.toml"]

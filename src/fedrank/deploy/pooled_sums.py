@@ -65,7 +65,7 @@ class PooledSums:
         if not sums:
             why = "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
             words = [f"no site released its sums, so nothing is known, and a trial decides ({why})"]
-            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": words}
+            return {"outcome": "inconclusive", "pooled": "inconclusive", "words": words, "released": []}
         made = self._releases.decision(sums)
         silent = [site.name for site in self.plan.sites if site.name not in sums]
         words = [
@@ -75,7 +75,7 @@ class PooledSums:
         if self.plan.experiment.data.from_swaps:
             words.append(NEVER_PASSES)
         outcome = "inconclusive" if silent and made.outcome == "pass" else made.outcome
-        return {"outcome": outcome, "pooled": made.pooled.outcome, "words": words}
+        return {"outcome": outcome, "pooled": made.pooled.outcome, "words": words, "released": list(sums)}
 
     @property
     def _releases(self) -> Any:

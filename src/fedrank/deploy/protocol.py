@@ -43,6 +43,8 @@ SAY_HELLO = "no hello of this run was answered since the site was started; say h
 PARTICIPATED = "this site has participated in this round"
 # Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 SITE_FAILS = ("something is wrong at this site", "the site cannot be opened")
+# Prefixes of a decision against a plan, which holds until a user of the site changes it.
+REFUSED = ("this site refused run", "the policy of this site refuses the plan")
 OVERHEAD = 4096  # bytes of a message besides its numbers
 _LENGTH = struct.Struct("<I")
 ASKED = np.dtype([("client", "<i8"), ("at", "<i8"), ("searches", "<i8")])  # at -1: it draws its queries
@@ -109,6 +111,11 @@ def read(content: bytes, expected: Label, parts: Mapping[str, Part]) -> dict[str
 
 def facts(found: Mapping[str, Any]) -> bytes:
     return json.dumps(found, sort_keys=True, ensure_ascii=False).encode()
+
+
+def sums(found: Sequence[float]) -> bytes:
+    """Facts with the sums of a release; their length does not depend on the numbers."""
+    return f'{{"sums": [{", ".join(f"{one: .16e}" for one in found)}]}}'.encode()
 
 
 def read_facts(content: bytes, expected: Label) -> dict[str, Any]:

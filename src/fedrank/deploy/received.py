@@ -19,13 +19,14 @@ from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.heads import split
 from fedrank.deploy.records import printable
+from fedrank.deploy.settings import BROWSER
 from fedrank.deploy.site_calls import Send
 from fedrank.files import write_atomic
 from fedrank.wire import Label, Refused
 
 RECEIVED = "received.csv"
 ANSWERS = ("facts", "letters", "answers", "grown", "refused")  # kinds of answers; others are counted as UNKNOWN
-UNKNOWN = "unknown"
+UNKNOWN, HEADS = "unknown", "heads"
 _HEADER = "site,request,answer,times,bytes\n"
 _MAX_TEXT = 200  # characters of a site's description of its data
 
@@ -82,33 +83,39 @@ class ReceivedAnswers:
                 return
             answer = future.result()
             kind = _kind(answer)
-            key = site, asked.kind, kind
-            before = self._totals.get(key, Total(*key, 0, 0))
-            self._totals[key] = Total(*key, before.times + 1, before.bytes + len(answer))
+            message = _without_heads(answer)
             if (asked.kind, kind) == ("hello", "facts"):
-                self._describe(site, answer)
-            line = _line(self._totals[key]).encode()
-            start = self._starts.setdefault(key, self._end)
-            self._end = max(self._end, start + len(line))
-            try:
-                with open(self.path, "r+b") as file:
-                    file.seek(start)
-                    file.write(line)
-            except OSError:
-                pass  # totals() writes the whole file, and raises if it cannot
+                self._describe(site, message)
+            if len(message) < len(answer):
+                self._add(site, HEADS, HEADS, len(answer) - len(message))
+            self._add(site, asked.kind, kind, len(message))
 
-    def _describe(self, site: str, answer: bytes) -> None:
+    def _add(self, site: str, request: str, answer: str, bytes: int) -> None:
+        key = site, request, answer
+        before = self._totals.get(key, Total(*key, 0, 0))
+        self._totals[key] = Total(*key, before.times + 1, before.bytes + bytes)
+        line = _line(self._totals[key]).encode()
+        start = self._starts.setdefault(key, self._end)
+        self._end = max(self._end, start + len(line))
         try:
-            message, _ = split(answer)
+            with open(self.path, "r+b") as file:
+                file.seek(start)
+                file.write(line)
+        except OSError:
+            pass  # totals() writes the whole file, and raises if it cannot
+
+    def _describe(self, site: str, message: bytes) -> None:
+        try:
             data = protocol.read_facts(message, wire.read_label(message)).get("data")
         except Refused:
             return
         if not isinstance(data, dict):
             return
-        text, days = data.get("kind"), data.get("keep_days")
+        text, days, unit = data.get("kind"), data.get("keep_days"), data.get("unit")
         self.described[site] = {
             "data": printable(text)[:_MAX_TEXT] if isinstance(text, str) else "not described",
             "keep_days": days if type(days) is int and days > 0 else None,
+            **({"unit": unit} if unit == BROWSER else {}),
         }
 
     def _write(self) -> None:
@@ -131,6 +138,13 @@ def read_totals(path: Path) -> list[Total]:
         raise ValueError(
             f"{path} is damaged, and the privacy card cannot be made without it; restore it from a backup"
         ) from None
+
+
+def _without_heads(answer: bytes) -> bytes:
+    try:
+        return split(answer)[0]
+    except Refused:  # its heads are counted with it
+        return answer
 
 
 def _kind(answer: bytes) -> str:

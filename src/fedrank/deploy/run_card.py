@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedrank.deploy.data_sources import SEARCH_LOG
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.received import UNKNOWN, ReceivedAnswers, Total
+from fedrank.deploy.received import HEADS, UNKNOWN, ReceivedAnswers, Total
 from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_charges, release_of
+from fedrank.deploy.settings import LOCAL
 from fedrank.deploy.show import sum_view
 from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.privacy.guarantees import up
@@ -47,16 +50,9 @@ CONTENTS = {
     "measure": ("sums of measures over own queries, for the model and for the current ranking", True),
     "merged": ("confirmations of the result", False),
     "result": ("confirmations of the result", False),
+    HEADS: ("signed heads of journals, with every answer", False),
 }
 NOISED = ("round", "mask", "grow", "silo-answer")  # answers to which the mechanism of a run applies
-RECORDED = (
-    "which sites answered, when, how many bytes they sent, and their refusals; the coordinator's sites.csv and "
-    "received.csv contain them"
-)
-MEASURED = (
-    "sums of measures over the own queries of {sites}, which left without noise, not covered by ε; the coordinator's "
-    "clients.csv contains their means by site"
-)
 COLLUDERS = ("coordinator", "coordinator and one site", "coordinator and two sites, or two sites alone")
 
 
@@ -76,14 +72,19 @@ def with_what_left(
     left = what_left(totals, card, plan)
     charges = {kind: promises for kind, promises in _charges(plan).items() if kind in releases}
     collusion = against_colluders(card, plan, charges)
-    measuring = [one.site for one in totals if (one.request, one.answer) == ("measure", "facts")]
-    not_covered = [*card.not_covered, RECORDED]
-    if measuring:
-        not_covered.append(MEASURED.format(sites=", ".join(measuring)))
+    sites = {site.name: _described(received.described, site.name) for site in plan.sites}
+    browsers = [name for name, one in sites.items() if one.get("unit") == "browser"]
+    not_covered = not_covered_between_sites(
+        plan.question,
+        logs=any(SEARCH_LOG in one["data"] for one in sites.values()),
+        browsers=browsers,
+        plain=[one.site for one in totals if (one.request, one.answer) == ("measure", "facts")],
+    )
     deployment = {
         "federation": plan.federation,
+        "one_machine": plan.federation == LOCAL,
         "unit": card.promises[0].unit if card.promises else None,
-        "sites": {site.name: _described(received.described, site.name) for site in plan.sites},
+        "sites": sites,
         "coordinator": "stores the run folder, with sites.csv and received.csv, until it is deleted",
         "left": left,
         "collusion": collusion,
@@ -91,10 +92,12 @@ def with_what_left(
         **({} if gate is None else {"gate": dict(gate)}),
     }
     about = [about_left(left), *about_collusion(collusion, plan), *_about_released(released)]
+    if browsers and deployment["unit"] == "person":
+        about.insert(0, f"ε is for one browser, not for one person, at {', '.join(browsers)}.")
     if gate is not None:
         about.append(f"Gate: {gate['outcome']} ({'; '.join(gate['words'])}).")
     summary = " ".join([card.summary, *about])
-    return replace(card, deployment=deployment, not_covered=tuple(not_covered), summary=summary)
+    return replace(card, deployment=deployment, not_covered=not_covered, summary=summary)
 
 
 def _charges(plan: Plan) -> Charges:

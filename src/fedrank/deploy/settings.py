@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
+from fedrank.data.logs import log_unit
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.deploy import releases
 from fedrank.experiments.spec.experiment import SpecError
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from fedrank.experiments.spec.trees import TreesExperiment
 
 FEDERATION, SITE = "federation.toml", "site.toml"
+LOCAL = "local"  # the name of a federation on one machine, for trying out
+USER: Final = "user"
+BROWSER: Final = "browser"  # values of data.person with a log
 MAX_ID = (1 << 31) - 1
 EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster
 EVERY_PLACEMENT = tuple(PLACEMENTS)
@@ -161,6 +165,7 @@ class SiteData(SpecSection):
         None  # "none" or "query"; None: "none" for a LETOR file, fixed ranges for engine-1, else "query"
     )
     # The person of a query, for unit = "person". LETOR file: a key of the comments, such as patient in `# patient = 7`.
+    # Log: "user", or "browser" if its users are browsers, and ε is a promise per browser.
     person: str | None = None
     test_share: Annotated[float, more_than(0), less_than(1)] | None = None  # share of the last queries, for evaluation
     given: str | None = None  # current ranking: "file", "random", "feature 7" or a feature's name; None: as known
@@ -168,6 +173,11 @@ class SiteData(SpecSection):
     @property
     def normalised(self) -> str:
         return self.normalise or ("query" if self.log is not None else "none")
+
+    @property
+    def are_browsers(self) -> bool:
+        """Whether users of the log are browsers, by the declaration of the site or by the log."""
+        return self.log is not None and (self.person == BROWSER or log_unit(self.log) == BROWSER)
 
     @property
     def learns(self) -> bool:
@@ -193,8 +203,8 @@ class SiteData(SpecSection):
         for name in ("features", "names", "top_grade"):
             if getattr(self, name) is not None and self.letor is None:
                 found.append(f"data.{name}: applies only to a LETOR file, and letor is not set; remove it")
-        if self.log is not None and self.person not in (None, "user"):
-            found.append(f'data.person: {shown(self.person)} is not a column of a log; use "user"')
+        if self.log is not None and self.person not in (None, USER, BROWSER):
+            found.append(f'data.person: {shown(self.person)} is not "{USER}" or "{BROWSER}", which a log has; use one')
         if self.letor is not None and self.person is not None and not re.fullmatch(r"[\w.-]+", self.person):
             found.append(f"data.person: {shown(self.person)} is not a key of a comment; use one word, such as patient")
         if not self.learns:
@@ -657,7 +667,7 @@ federation = {federation}
 # names      = "names.txt"      # of a LETOR file: names of its features, one per line
 # top_grade  = 4                # of a LETOR file: the highest relevance label of the scale, if no query here has it
 # normalise  = "query"          # "none" or "query"; must be the same at all sites
-# person     = "patient"        # person of a query: a key of LETOR comments (`# patient = 7`); "user" in a log
+# person     = "patient"        # person of a query: a key of LETOR comments (`# patient = 7`); log: "user", "browser"
 # test_share = 0.2              # share of the last queries, for evaluation at this site; default: all are for training
 
 # What this site accepts. Everything else is refused, regardless of who requests it.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,26 +14,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedrank.data.logs import not_persons
+from fedrank import __version__
 from fedrank.data.ranking import RankingData
+from fedrank.deploy import protocol
 from fedrank.deploy.budget import Budget, charged_prices
 from fedrank.deploy.consent import partners, said_of
-from fedrank.deploy.data_sources import SiteSplit
+from fedrank.deploy.data_sources import SiteSplit, about_data
 from fedrank.deploy.forests import largest_forest
+from fedrank.deploy.heads import most_bytes
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.make_plans import features_of
 from fedrank.deploy.objections import objections
-from fedrank.deploy.plan import Plan, PlannedSite, make_plan
+from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
-from fedrank.deploy.releases import GATE, PROPENSITY, WORDS, release_of, releases_of
-from fedrank.deploy.settings import SiteSettings, tree_releases
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of, releases_of
+from fedrank.deploy.settings import BROWSER, SiteSettings, tree_releases
 from fedrank.deploy.transport import shared_folder
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.privacy_output import about_prices
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.privacy import Price
-from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
@@ -51,6 +53,7 @@ from fedrank.wire import Label
 
 SILO_LEDGER = "silo/own.spending"  # ledger of sketches
 COORDINATOR, READERS = "the coordinator", "readers of the folder"
+STATEMENTS = "statements about journals of other sites"  # not through a shared folder
 
 
 @dataclass(frozen=True)
@@ -69,20 +72,7 @@ class Outgoing:
         return self.bytes_each * self.times
 
 
-FACTS = Outgoing(
-    "facts",
-    COORDINATOR,
-    400,
-    1,
-    False,
-    "number of features, digest of their names, normalisation, version of fedrank, public key, kind and retention of "
-    "the data; with every answer, signed counters and hashes of the journals of this and other sites",
-)
 REFUSALS = Outgoing("refusals", COORDINATOR, 0, 0, False, "the reason, without data")
-ALWAYS_OPEN = (
-    "settings that were chosen by looking at results of the same people",
-    "runs on the same people elsewhere, which are not in this site's ledger",
-)
 
 
 @dataclass(frozen=True)
@@ -168,9 +158,9 @@ def look_at(
     """The effect of a plan on a site; `share` is its data, if they could be read. A draft has no keys yet."""
     folder, policy = Path(folder), settings.policy
     if plan.forests is not None:
-        disclosed = _of_forests(plan, plan.forests)
+        disclosed = _of_forests(plan, plan.forests, settings)
     elif plan.silos is not None:
-        disclosed = _of_silos(plan)
+        disclosed = _of_silos(plan, settings)
     else:
         disclosed = _of_updates(plan, settings, share)
     found: list[Price] = []
@@ -178,6 +168,8 @@ def look_at(
     with suppress(LedgerError, OSError, ValueError):  # these are objections
         found = charged_prices(plan, policy.delta, policy.released_measures)
         spent, after, affordable = Budget.of(folder, policy, plan, found).spending()
+    if settings.data.are_browsers:
+        found = [replace(one, guarantee=replace(one.guarantee, unit=BROWSER)) for one in found]
     pinned = partners(folder)
     view = PlanView(
         site=settings.name,
@@ -216,7 +208,8 @@ def _window_used(settings: SiteSettings, plan: Plan) -> str:
 
 def _through_folder(view: PlanView, shared: Path) -> PlanView:
     """Name the readers of a shared folder as recipients: its messages are signed, but not encrypted."""
-    leaves = (replace(one, to=one.to.replace(COORDINATOR, f"{COORDINATOR}, {READERS}")) for one in view.leaves)
+    sent = (one for one in view.leaves if one.what != STATEMENTS)
+    leaves = (replace(one, to=one.to.replace(COORDINATOR, f"{COORDINATOR}, {READERS}")) for one in sent)
     sees = f"{view.sees}; everyone who can read {shared} sees these messages, too: they are signed, but not encrypted"
     return replace(view, leaves=tuple(leaves), sees=sees)
 
@@ -228,11 +221,23 @@ def _of_updates(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> 
     return _Disclosed(leaves, sees, uncovered, _bytes_down(plan))
 
 
-def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
+def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> tuple[str, ...]:
+    """What the stated ε does not cover."""
+    if plan.simulated:
+        return ("anything, because people are simulated",)
+    one, data = [settings.name], settings.data
+    return not_covered_between_sites(
+        plan.question,
+        logs=data.log is not None,
+        browsers=one if data.are_browsers else (),
+        plain=one if _plain_measures(plan, settings, share) else (),
+    )
+
+
+def _of_forests(plan: Plan, experiment: TreesExperiment, settings: SiteSettings) -> _Disclosed:
     merge, trees = experiment.merge, experiment.booster.trees
     assert merge is not None
     disclosure, down = ForestDisclosure.of(merge), len(request("forest", plan.run, 1))
-    uncovered = ("anything: forests are sent without noise", *disclosure.not_covered)
     if not isinstance(merge, Histograms):
         about = f"at most {trees:,} trees, whose thresholds and leaves depend on own documents; no noise"
         sent = [
@@ -240,7 +245,7 @@ def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
             Outgoing("number of queries", COORDINATOR, 8, 1, False, "on which the forest was trained"),
         ]
     elif merge.private != "no":
-        noise, uncovered = merge.tree_noise(len(plan.clients)), disclosure.not_covered
+        noise = merge.tree_noise(len(plan.clients))
         assert noise is not None
         bins = Histograms.rules(experiment.booster).bins
         sums = 2**noise.depth * (1 if noise.design == "random-splits" else plan.features * bins)
@@ -250,8 +255,8 @@ def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
         sent = [Outgoing("noised sums", to, 16 * sums, tree_releases(plan), True, about)]
     else:
         sent = list(_histograms(plan, experiment, merge))
-    uncovered = (*uncovered, "that this site participates, and its response times")
-    return _Disclosed((*sent, FACTS, REFUSALS), disclosure.who_sees_what, uncovered, down)
+    leaves = (*sent, *_technical(plan, settings, sum(one.times for one in sent)))
+    return _Disclosed(leaves, disclosure.who_sees_what, not_covered(plan, settings), down)
 
 
 def _histograms(plan: Plan, experiment: TreesExperiment, merge: Histograms) -> Iterable[Outgoing]:
@@ -268,22 +273,49 @@ def _histograms(plan: Plan, experiment: TreesExperiment, merge: Histograms) -> I
     yield Outgoing("number of rows, and sum of nDCG@10", COORDINATOR, 24, trees, False, "of own queries")
 
 
-def _of_silos(plan: Plan) -> _Disclosed:
+def _of_silos(plan: Plan, settings: SiteSettings) -> _Disclosed:
     partners, others = len(plan.sites) - 1, "the other sites, sealed"
-    leaves = (
+    leaves: tuple[Outgoing, ...] = (
         Outgoing("answers", others, 0, partners, True, "from a noised sketch of own documents"),
         Outgoing("questions", others, 0, partners, False, "words of own queries, which the others read"),
         Outgoing("model", "the next site, sealed; the last one to all", 1024, plan.rounds, False, "weights, no noise"),
-        replace(FACTS, about=f"{FACTS.about}, highest relevance label"),
-        REFUSALS,
     )
-    uncovered = (
-        *SILOS_NOT_COVERED,
-        "the weights, which depend on own queries, judgements and documents",
-        "that this site participates, and its response times",
-    )
-    down = len(request("forest", plan.run, 1))
-    return _Disclosed(leaves, "the coordinator forwards sealed letters that it cannot read", uncovered, down)
+    leaves += tuple(_technical(plan, settings, sum(one.times for one in leaves)))
+    sees, down = "the coordinator forwards sealed letters that it cannot read", len(request("forest", plan.run, 1))
+    return _Disclosed(leaves, sees, not_covered(plan, settings), down)
+
+
+def _technical(plan: Plan, settings: SiteSettings, answers: int, noised: Sequence[str] = ()) -> Iterable[Outgoing]:
+    """What a site sends besides contributions, of which there are `answers`."""
+    about = "number of features, digest of their names, normalisation, version of fedrank"
+    about += ", highest relevance label" if plan.silos is not None else ""
+    facts = {
+        "version": __version__, "protocol": PROTOCOL, "last": 0, "measures": [], "noised": list(noised),
+        "features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised,
+    }  # fmt: skip
+    if not plan.simulated:
+        with suppress(ValueError, OSError):  # the data are checked elsewhere
+            facts["data"] = about_data(settings.data)
+        about += ", kind, unit and retention of the data"
+    if plan.summed:
+        facts["identities"] = {str(settings.id): "0" * 64}
+        about += ", public key"
+    yield Outgoing("facts", COORDINATOR, _bytes_of_facts(facts), 1, False, about)
+    confirmed = 1 + (release_of(plan, PROPENSITY) is not None)
+    about = "that the model, or the propensities of all sites, were received"
+    yield Outgoing("confirmations", COORDINATOR, _bytes_of_facts({"kept": True}), confirmed, False, about)
+    if not plan.simulated:
+        about = "once after each start"
+        size = len(reply("letters", Label("letters", plan.run, 0), 0, letters=b""))
+        yield Outgoing(STATEMENTS, COORDINATOR, size, 1, False, about)
+        about = "with every answer, at most: counters and hashes of the journals of this and other sites"
+        times = answers + 2 + confirmed
+        yield Outgoing("signed heads", COORDINATOR, most_bytes(len(plan.sites)), times, False, about)
+    yield REFUSALS
+
+
+def _bytes_of_facts(facts: Mapping[str, Any]) -> int:
+    return len(reply("facts", Label("facts", bytes(16), 0), 0, facts=protocol.facts(facts)))
 
 
 def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment) -> PlanView:
@@ -334,9 +366,12 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
             f"with noise of {release.deviation:.3g} from this site; alone ε = {up(cost)}"
         )
         to = f"{COORDINATOR}, and to all sites" if release.kind == PROPENSITY else COORDINATOR
-        yield Outgoing(f"noised sums: {release.kind}", to, 24 * release.numbers, 1, True, about)
-    yield FACTS
-    yield REFUSALS
+        size = len(reply("facts", Label("facts", plan.run, 0), 0, facts=protocol.sums([0.0] * release.numbers)))
+        yield Outgoing(f"noised sums: {release.kind}", to, size, 1, True, about)
+    phases = len(PHASES) if placement is not None else 1
+    answers = phases * times + len(list(releases or ())) + bool(_plain_measures(plan, settings, share))
+    noised = [] if releases is None or release_of(plan, QUALITY, measures) is None else releases.names
+    yield from _technical(plan, settings, answers, noised)
     if plan.simulated:
         yield Outgoing("online quality", COORDINATOR, 16 * clients, times, False, "of simulated people, in trials only")
 
@@ -358,33 +393,6 @@ def sum_view(plan: Plan) -> SumView | None:
     threshold = threshold_for(together, placement.colluders(together), active=True)
     opened = max(threshold, placement.opened(together))
     return SumView(together, threshold, opened, max(0, together - opened), bool(plan.federated.dealt))
-
-
-def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[str]:
-    """What the stated ε does not cover."""
-    experiment = plan.experiment
-    yield "that this site participates, in which rounds, and its response times"
-    if names := _plain_measures(plan, settings, share):
-        yield f"sums of {', '.join(names)}, which are sent without noise because policy.plain_measures = true"
-    if (line := experiment.uncovered_propensities) is not None:
-        yield line
-    if settings.data.log is not None and getattr(experiment.mechanism, "unit", "client") != "client":
-        yield "what this site computed from all its people: a popularity that counts clicks, and limits against robots"
-    if release_of(plan, GATE) is not None:
-        yield "which model this site then uses in its engine, which also depends on its own model alone"
-    mechanism: Any = experiment.mechanism
-    if mechanism is None:
-        yield "anything: updates are sent without noise and reveal clicks"
-    elif getattr(mechanism, "unit", "client") == "person" and getattr(mechanism, "sites", 1) == 1:
-        yield "people at several sites: the costs of the sites add up"
-    yield from not_persons(settings.data.log)
-    if experiment.record_every:
-        yield f"updates stored by the coordinator for unlearning: every {experiment.record_every} rounds"
-    if plan.summed and not plan.federated.dealt:
-        yield "a repeated attempt at a round, which draws new noise and is charged again"
-    if plan.simulated:
-        yield "anything, because people are simulated"
-    yield from ALWAYS_OPEN
 
 
 def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[Plan]:
@@ -487,7 +495,9 @@ def _leaving(view: PlanView) -> Section:
     section = Section("What this site sends")
     section = section.table(["sent", "to", "each time", "total", "covered by ε"], rows, 2, notes=notes)
     return section.paragraph(f"{view.sees[0].upper()}{view.sees[1:]}.").paragraph(
-        f"{amount('bytes', view.bytes_down)} are received per round, in addition to connection overhead.", tone="quiet"
+        "Bytes are those of messages, as the privacy card counts them: without TLS, repeated requests, and what a "
+        f"restarted site sends again. {amount('bytes', view.bytes_down)} are received per round.",
+        tone="quiet",
     )
 
 

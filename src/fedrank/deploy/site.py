@@ -127,7 +127,7 @@ class Site(SiteHome):
         if label.round > plan.last_number:
             raise Refused(f"round {label.round} is reported as complete, but the plan has {plan.last_number}")
         if objections := self.settings.objections(plan):
-            raise Refused("; ".join(objections))
+            raise Refused(f"{protocol.REFUSED[1]}: {'; '.join(objections)}")
         self._check_consent(plan)
         self._check_identity(plan)
         if plan.run not in self._runs:
@@ -175,7 +175,7 @@ class Site(SiteHome):
         policy = self.settings.policy
         prices = charged_prices(plan, policy.delta, policy.released_measures)
         if found := Budget.of(self.folder, policy, plan, prices).objections():
-            raise Refused("; ".join(found))
+            raise Refused(f"{protocol.REFUSED[1]}: {'; '.join(found)}")
 
     def _check_consent(self, plan: Plan) -> None:
         if (why := consent.objection(self.folder, plan, self.settings.policy)) is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from abc import abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of
 from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, digest_of
 from fedrank.experiments.runner.folder import Card
 from fedrank.files import now, parse_json, write_atomic
-from fedrank.ranking.model import load_weights
+from fedrank.ranking.model import load_weights, save_model
 from fedrank.types import Weights
 from fedrank.wire import Label, Part, Refused
 
@@ -45,6 +46,11 @@ NO_BIASES = (
 FORGED = "the propensities have sums under the name of this site that it did not send"
 WAITING = "this site has not received the propensities of this run yet"
 YEAR = timedelta(days=365)
+RECEIVED = "received.json"  # the model as it was received, where a site uses one that it combined
+OF_COMBINED = (
+    "The other model in this folder is a mean of it and of the site's own model, which learned from the site's people "
+    "without noise: no ε covers it."
+)
 # By the decision of the gate: the name of the model's file at a site.
 MODEL_FILES = {"pass": "model.json", "inconclusive": "model-trial-only.json", "veto": "model-vetoed.json"}
 ROWS = np.zeros(1, np.int64)  # of the ledger: one row for all people of a site
@@ -117,7 +123,7 @@ class ReleasedSums(Contribution["UpdateRun"]):
                 self.run.site.log(str(problem))
                 raise Refused(USED) from None
         sums = self.release.sums(self.values(weights))
-        answer = self.reply("facts", request.label, facts=protocol.facts({"sums": sums}))
+        answer = self.reply("facts", request.label, facts=protocol.sums(sums))
         return Computed(answer, np.array(sums).astype("<f8").tobytes())
 
     @property
@@ -236,26 +242,40 @@ def gates_in_a_year(run: UpdateRun) -> int:
     return sum(one > since for name, one in at.items() if name != own)
 
 
-def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes) -> str:
-    """Decide what this site does with a received model, write it beside the model, and return the model's file name.
+def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes) -> dict[str, str]:
+    """Make the model that this site would use, decide on it, and return the names of its files.
 
-    What was released decides against doing nothing, here and at all sites; the comparison with the own model alone
-    stays here, because no noise covers that model. `asked` is the request for the gate of the received model.
+    The released sums of all sites are about the received model. Each site combines that model with its own one, and
+    judges the result: it must gain against doing nothing, and lose at most the margin against its own model. Both
+    comparisons stay here, because no noise covers the own model. `asked` is the request for the gate of that model.
     """
-    sent = GateSums(run).outbox.get(NUMBERS[GATE])
-    weights, parts = load_weights(folder / "model.json").weights, dict[str, Any]()
+    sent, model = GateSums(run).outbox.get(NUMBERS[GATE]), folder / "model.json"
+    parts, files = dict[str, Any](), dict[str, str]()
     if sent is not None:
         if sent.call != asked:
             raise Refused("the received model is not the one on which the gate of this site decided")
-        own = gate_values(run, weights, run.releases.alone(run.site_data.clients, run.site.seed)).sum(axis=0)
-        parts["doing nothing"] = run.releases.site_decision(np.frombuffer(sent.values, "<f8"), noised=True)
-        parts["the own model alone"] = run.releases.site_decision(own, noised=False)
+        received, content = load_weights(model), model.read_bytes()
+        alone = run.releases.alone(run.own_clients, run.site.seed)
+        used = run.releases.combined(alone, received, run.site.settings.name)
+        if used is not None:
+            write_atomic(folder / RECEIVED, content, private=True)
+            files[RECEIVED] = RECEIVED
+            save_model(used, model)
+            os.chmod(model, 0o600)
+            digest, derived = (hashlib.sha256(one).hexdigest() for one in (content, model.read_bytes()))
+            run.releases.use_window_also(run.held_out.log, digest, derived)
+            if card is not None:
+                summary = f"This card is about {RECEIVED}. {card.summary} {OF_COMBINED}"
+                replace(card, files={RECEIVED: digest}, summary=summary).write(folder)
+        for what, against in (("doing nothing", None), ("the own model alone", alone)):
+            sums = gate_values(run, (used or received).weights, against).sum(axis=0)
+            parts[what] = run.releases.site_decision(sums, gains=against is None)
     pooled = ((card.deployment or {}).get("gate") or {}) if card is not None else {}
     outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("outcome", "inconclusive"))]
     if sent is None:
         outcomes.append("inconclusive")
     outcome = "veto" if "veto" in outcomes else "pass" if set(outcomes) == {"pass"} else "inconclusive"
-    content = {
+    decision = {
         "outcome": outcome,
         "at": now(),
         "plan": run.plan.digest,
@@ -267,10 +287,10 @@ def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes
             "veto": "the model is estimated to be worse here, or at another site; do not use it",
         }[outcome],
     }
-    write_atomic(folder / GATE_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
+    write_atomic(folder / GATE_FILE, json.dumps(decision, indent=1, ensure_ascii=False) + "\n", private=True)
     for other in set(MODEL_FILES.values()) - {MODEL_FILES[outcome]}:  # of an earlier result
         (run.site.models(run.plan) / other).unlink(missing_ok=True)
-    return MODEL_FILES[outcome]
+    return {**files, "model.json": MODEL_FILES[outcome], GATE_FILE: GATE_FILE}
 
 
 def request_of_gate(plan: Plan, model: Path) -> bytes:

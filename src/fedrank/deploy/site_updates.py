@@ -27,7 +27,6 @@ from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
 from fedrank.deploy.releases import GATE, QUALITY, PersonReleases, release_of, releases_of
 from fedrank.deploy.site_data import ClientSiteData, facts_of, open_site_data
 from fedrank.deploy.site_releases import (
-    GATE_FILE,
     PROPENSITIES,
     WAITING,
     GateSums,
@@ -49,6 +48,7 @@ from fedrank.deploy.site_runtime import (
     digest_of,
 )
 from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.position_bias import corrected_clients
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import parse_json, private_folder, write_atomic
@@ -57,7 +57,7 @@ from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model
-from fedrank.types import Memory, has_trait
+from fedrank.types import Memory, SimulatedClients, has_trait
 from fedrank.wire import Label, Part, Refused
 
 MEASURED, DEALS = "measured.json", "deals"
@@ -420,6 +420,7 @@ class UpdateRun(SiteRun):
     )  # of all clients in secure aggregation; in a trial they are sent later
 
     estimate: Any = None  # propensities from the swaps of all sites
+    uncorrected: SimulatedClients | None = None  # the clients before these corrected their clicks
 
     does: ClassVar[str] = "sends model updates"
     handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (
@@ -485,9 +486,24 @@ class UpdateRun(SiteRun):
             return
         data = self.site_data
         self.estimate = self.releases.estimate(read_sums(path.read_bytes(), self.plan), self.site.settings.name)
+        self.uncorrected = data.clients
         self.clients = replace(data, clients=self.releases.corrected(data.clients, self.estimate))
         for note in self.estimate.propensities.notes:
             self.site.log(note)
+
+    @property
+    def own_clients(self) -> SimulatedClients:
+        """The data of this site for its own model, corrected by propensities from its own clicks without noise.
+
+        Those of the plan have the noise of all sites, which a model that stays here does not need.
+        """
+        if self.uncorrected is None:
+            return self.site_data.clients
+        try:
+            return corrected_clients(self.uncorrected, self.log, "position")
+        except ValueError as problem:  # its clicks do not determine them
+            self.site.log(f"own model: {problem}")
+            return self.site_data.clients
 
     @cached_property
     def biases(self) -> Any:
@@ -545,7 +561,7 @@ class UpdateRun(SiteRun):
             os.chmod(model, 0o600)
         if release_of(self.plan, GATE) is None:
             return {}
-        return {"model.json": write_decision(self, folder, Card.read(folder), asked), GATE_FILE: GATE_FILE}
+        return write_decision(self, folder, Card.read(folder), asked)
 
     def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The model that this site ranks with: the shared part and its own."""

@@ -20,7 +20,8 @@ from fedrank.deploy.check import FlareKits, storage_problem
 from fedrank.deploy.consent import proposals
 from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
-from fedrank.deploy.site_runtime import PEOPLE
+from fedrank.deploy.site_releases import MODEL_FILES
+from fedrank.deploy.site_runtime import MODELS, PEOPLE
 from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, parse_json
@@ -299,7 +300,8 @@ def _heartbeat_fails(path: Path, now: float) -> bool:
 def _state_of_site(folder: Path, content: Mapping[str, Any]) -> str:
     """The state of the last run at a site; a process that uses a shared folder holds the lock between runs, too."""
     held, digest = is_locked(folder / "lock"), str(content.get("digest") or "")
-    if digest and (folder / "models" / digest[:16] / "model.json").exists():
+    models = folder / MODELS / digest[:16]
+    if digest and any((models / name).exists() for name in MODEL_FILES.values()):
         return "finished"
     if held:
         return "running" if content else "idle"

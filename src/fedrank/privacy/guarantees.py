@@ -41,7 +41,7 @@ class Guarantee:
     because: str  # the assumption under which it holds, or why there is no guarantee
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
     # What is protected: everything one client or person does, one interaction or query, or one word of a document.
-    unit: Literal["client", "interaction", "person", "query", "occurrence"] = "client"
+    unit: Literal["client", "interaction", "person", "browser", "query", "occurrence"] = "client"
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
     slack: float = 0.0  # added to ε each time, because the sampler only approximates the accounted distribution
 

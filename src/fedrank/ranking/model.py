@@ -27,6 +27,7 @@ from fedrank.types import Ranker, Scores, Weights
 FORMAT, VERSION = "fedrank-model", 1
 FOREST = "forest"  # the ranker of a model.json that contains trees instead of weights
 CHECKSUM = "checksum"  # of all other content
+COMBINED = "combined at"  # in the notes: the site that combined a received model with its own one
 _KEYS = ("format", "version", "ranker", "features", "normalised", "feature_names", "notes", "ranges", "weights")
 Tell = Callable[[str], None]  # receives warnings about a file
 

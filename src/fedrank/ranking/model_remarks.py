@@ -7,11 +7,12 @@ trained again: `forgotten_people.json` has the number of each receipt, and no na
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from fedrank.files import parse_json, read_bytes, write_atomic
-from fedrank.ranking.model import model_file
+from fedrank.ranking.model import COMBINED, load_weights, model_file
 from fedrank.ranking.stored_estimate import stored_estimate
 
 FORGOTTEN = "forgotten_people.json"
@@ -60,6 +61,14 @@ def remarks_on(model: str | Path) -> list[str]:
             f"{file} {learned} from {count} forgotten since ({people[-1].at[:10]}); train it again on the remaining "
             "data"
         )
+    with suppress(ValueError, OSError):  # forests, and files that reading reports
+        if site := load_weights(file).notes.get(COMBINED):
+            lines.append(
+                f"{file} was combined at {site} with its own model, which learned from its people without noise: no ε "
+                "covers it; use it in the engine of that site, and do not publish it"
+            )
+            if not (file.parent / "gate.json").exists():
+                lines.append(f"{file} is a copy: gate.json at {site} says whether the gate vetoed it")
     found = stored_estimate(file)
     if found is not None and found.finding != "better":
         lines.append(f"the estimate of {file} is {found.finding}: {found.verdict}")

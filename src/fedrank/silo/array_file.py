@@ -102,7 +102,7 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     form, version, length, checksum = BEGIN.unpack_from(data)
     if form != FORMAT:
-        raise SketchFileError(f"{path} is not a sketch file; create one with `fedrank silo sketch`")
+        raise SketchFileError(f"{path} is not a sketch file; create one with `fedrank data sketch`")
     if version not in (PLAIN, PACKED):
         remedy = "update fedrank" if version > PACKED else _ANEW
         raise SketchFileError(
@@ -126,7 +126,7 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
 
 
 _AGAIN = "copy it again, or create it again"
-_ANEW = "sketch the documents again with `fedrank silo sketch`"
+_ANEW = "sketch the documents again with `fedrank data sketch`"
 
 
 def _read(

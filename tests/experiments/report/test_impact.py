@@ -72,7 +72,7 @@ def test_of_a_spec_whose_data_are_at_sites_it_lists_what_would_leave(tmp_path):
     for line in ("propensity: 18 sums", "quality: 3 sums", "gate: 6 sums", "clipped and noised per person"):
         assert line in text
     assert "in a shared folder, all who can read it" in text
-    assert "which model a site then uses" in text
+    assert "the model that a site then uses" in text
     assert "ε is for one person" in text
 
 

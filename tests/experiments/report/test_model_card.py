@@ -34,6 +34,19 @@ def test_the_header_is_read_and_names_from_outside_stay_text(run):
     assert "TO FILL IN" in body
 
 
+def test_the_header_has_what_the_published_schema_requires_and_no_empty_results(tmp_path):
+    # modelcard.md of huggingface/hub-docs; ModelCard of huggingface_hub 2.4 read this header when it was written.
+    found, _ = header(model_card(write_run(tmp_path)))
+    [model] = found["model-index"]
+    assert isinstance(model["name"], str)
+    for result in model["results"]:
+        assert result["task"]["type"]
+        assert {"type", "name"} <= result["dataset"].keys()
+        assert all({"type", "value"} <= metric.keys() for metric in result["metrics"])
+    unmeasured = write_run(tmp_path, variant="unmeasured", measures=["ndcg@10"], offline=[None] * 40)
+    assert "model-index" not in header(model_card(unmeasured))[0]
+
+
 def test_it_claims_nothing_without_a_privacy_card(run):
     (run / "privacy.json").unlink(missing_ok=True)
     assert "no privacy card, so there is no privacy guarantee" in model_card(run)

@@ -193,9 +193,9 @@ CASES = {
     "tune": Case("tune plain.toml --over learner.rate=[0.05,0.1] --workers 1 --out OUT", specs),
     "silo": Case("run silo.toml --workers 1 --out OUT", collection),
     "sketch": Case(
-        "silo sketch --docs pets/corpus.jsonl --key shared.key --noise 1.0 --budget 1e9 --out OUT/a.sketch",
+        "data sketch --docs pets/corpus.jsonl --key shared.key --noise 1.0 --budget 1e9 --out OUT/a.sketch",
         collection,
-        ("silo sketch --docs pets/corpus.jsonl --key shared.key --out first.sketch",),
+        ("data sketch --docs pets/corpus.jsonl --key shared.key --out first.sketch",),
         there,
     ),
     "synth": Case("data synth --users 20 --documents 60 --topics 3 --out OUT", nothing),

@@ -201,9 +201,9 @@ def a_ledger(folder):
         (f"{RUN}/lock", ("report", "runs", "--out", "report.csv"), 0),
         (f"{RUN}/checkpoint.npz", ("watch", "runs", "--list"), 0),
         ("runs/their/experiment.toml", ("report", "runs", "--out", "report.csv"), 0),
-        (f"{RUN}/ledger/terms.json", ("privacy", "ledger", "show", "runs"), 2),
-        (f"{RUN}/ledger/participants.log", ("privacy", "ledger", "show", "runs"), 2),
-        (f"{RUN}/forgotten.jsonl", ("privacy", "ledger", "show", RUN), 2),
+        (f"{RUN}/ledger/terms.json", ("privacy", "ledger", "runs"), 2),
+        (f"{RUN}/ledger/participants.log", ("privacy", "ledger", "runs"), 2),
+        (f"{RUN}/forgotten.jsonl", ("privacy", "ledger", RUN), 2),
         (f"{RUN}/model.json", ("model", "score", RUN, "synthetic-mq2007", "--out", "scores.txt"), 2),
         (f"{RUN}/history/index.json", ("forget", "client", RUN, "--client", "1", "--out", "new", "--trust"), 2),
         ("spec.toml", ("run", "spec.toml"), 2),
@@ -311,7 +311,7 @@ def test_a_card_that_makes_no_sense_is_refused(tmp_path, change, message):
 def test_a_damaged_ledger_is_told_in_a_line(theirs, monkeypatch, capsys):
     a_ledger(Path(RUN) / "ledger")
     (Path(RUN) / "ledger" / "terms.json").write_text('{"people": Infinity}', encoding="utf-8")
-    code, err = told_in_time(monkeypatch, capsys, "privacy", "ledger", "show", "runs")
+    code, err = told_in_time(monkeypatch, capsys, "privacy", "ledger", "runs")
     assert code == 2
     assert err.startswith("fedrank: ")
     assert "terms.json cannot be read" in err

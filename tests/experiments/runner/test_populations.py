@@ -123,7 +123,7 @@ def test_cleaning_keeps_the_ledger_and_says_so(tmp_path, monkeypatch, fedrank):
     code, said = fedrank("watch", tmp_path, "--list", "--clean", "--yes")
     assert code == 0
     assert f"{charged.sum():,} participations of 6 people stay recorded" in said
-    assert "fedrank privacy ledger forget" in said
+    assert "--forget --because REASON" in said
     assert [path.name for path in task.folder.iterdir()] == ["ledger"]
     assert len(load_runs(tmp_path)) == 0
     # Run again, everybody pays on top of what they had paid.
@@ -181,23 +181,23 @@ def test_forgetting_is_its_own_command_with_its_own_words(tmp_path, monkeypatch,
     [task] = plan(grid(), "test", tmp_path)
     killed_after(monkeypatch, task, 2)
     fedrank("watch", tmp_path, "--list", "--clean", "--yes")
-    code, said = fedrank("privacy", "ledger", "show", tmp_path)
+    code, said = fedrank("privacy", "ledger", tmp_path)
     assert code == 0
     assert "6" in said
-    for words in (("show", "nowhere"), ("forget", tmp_path / "test" / "nowhere", "--because", "a typo")):
+    for words in (("nowhere",), (tmp_path / "test" / "nowhere", "--forget", "--because", "a typo")):
         code, said = fedrank("privacy", "ledger", *words)
         assert code == 2
         assert "nowhere" in said
-    code, said = fedrank("privacy", "ledger", "forget", task.folder, "--because", "made-up people", "--words", "yes")
+    code, said = fedrank("privacy", "ledger", task.folder, "--forget", "--because", "made-up people", "--words", "yes")
     assert code == 2
     assert "nothing was deleted" in said
     assert (task.folder / "ledger").exists()
     words = "forget what 6 people spent"
-    code, said = fedrank("privacy", "ledger", "forget", task.folder, "--because", "made-up people", "--words", words)
+    code, said = fedrank("privacy", "ledger", task.folder, "--forget", "--because", "made-up people", "--words", words)
     assert code == 0
     assert not (task.folder / "ledger").exists()
     assert forgotten(task.folder)[0]["because"] == "made-up people"
-    assert "made-up people" in fedrank("privacy", "ledger", "show", task.folder)[1]
+    assert "made-up people" in fedrank("privacy", "ledger", task.folder)[1]
     clean(load_runs(tmp_path))
     assert forgotten(task.folder)
 
@@ -338,7 +338,7 @@ def unhashed(ledger):
 
 def refused(tmp_path, fedrank, spec, message):
     """Everybody who asks what the town has spent is told what is wrong."""
-    code, said = fedrank("privacy", "ledger", "show", tmp_path)
+    code, said = fedrank("privacy", "ledger", tmp_path)
     assert (code, message in said) == (2, True), said
     with pytest.raises(LedgerError, match=message):
         budget_forecast(spec.base, tmp_path)
@@ -397,19 +397,19 @@ def test_an_interrupted_run_is_a_record_too(tmp_path, monkeypatch):
 def test_a_run_folder_that_was_moved_is_known_by_its_spec(tmp_path, fedrank):
     spec, _, ledger = spent_run(tmp_path)
     (tmp_path / "test").rename(tmp_path / "moved")
-    assert fedrank("privacy", "ledger", "show", tmp_path)[0] == 0
+    assert fedrank("privacy", "ledger", tmp_path)[0] == 0
     assert budget_forecast(spec.base, tmp_path).runs == 1
     cut(ledger, 5)
-    assert fedrank("privacy", "ledger", "show", tmp_path)[0] == 2
+    assert fedrank("privacy", "ledger", tmp_path)[0] == 2
 
 
 def test_unlearned_runs_count_what_they_were_unlearned_from(tmp_path, fedrank):
     task, town = trained(tmp_path, 3 * ROUNDS)
     [done] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "runs")
-    assert fedrank("privacy", "ledger", "show", town.folder)[0] == 0
+    assert fedrank("privacy", "ledger", town.folder)[0] == 0
     place = town.folder / done.folder.relative_to(tmp_path / "runs") / "ledger"
     shutil.rmtree(place)
-    code, said = fedrank("privacy", "ledger", "show", town.folder)
+    code, said = fedrank("privacy", "ledger", town.folder)
     assert (code, f"records {ROUNDS + 3} rounds" in said) == (2, True), said
 
 
@@ -417,7 +417,7 @@ def test_the_ledger_of_a_forest_is_named_without_a_price(tmp_path, fedrank):
     """It has no terms.json: what its charges cost is on the card of the run."""
     with Ledger.open(tmp_path / "forest" / "ledger", 2) as ledger:
         ledger.reserve({1: np.arange(2)})
-    code, said = fedrank("privacy", "ledger", "show", tmp_path)
+    code, said = fedrank("privacy", "ledger", tmp_path)
     assert (code, "forest/ledger has no terms.json" in said.replace("\n", "")) == (0, True), said
 
 

@@ -95,6 +95,47 @@ def test_a_trec_run_by_hand(tmp_path, data):
     )
 
 
+def test_a_trec_run_is_measured_as_the_model_that_wrote_it(tmp_path, data):
+    model, run = model_file(tmp_path), tmp_path / "mine.run"
+    run.write_text("".join(score_lines(model, data, trec="mine")), encoding="utf-8")
+    measures = ["ndcg@2", "map", "mrr@10/zero"]
+    np.testing.assert_array_equal(
+        evaluate_model(run, data, measures).values, evaluate_model(model, data, measures).values
+    )
+
+
+def test_the_score_of_a_trec_run_counts_and_missing_documents_rank_last(tmp_path, data):
+    run, told = tmp_path / "other.trec", []
+    run.write_text("7 Q0 C 9 5e3 t\n7 Q0 B 1 4999.9999 t\n9 Q0 F 1 -3 t\n9 Q0 Z 1 1 t\n", encoding="utf-8")
+    found = evaluate_model(run, data, ["mrr@10", "p@1"], tell=told.append)
+    assert found.values[0].tolist() == pytest.approx([1, np.nan, 1], nan_ok=True)
+    scores = [float(line) for line in score_lines(run, data, tell=told.append)]
+    assert np.argsort(scores[:3]).tolist() == [0, 1, 2]  # A is missing, then B, then C
+    assert told[0].endswith("3 documents are not in it and rank last; 1 others are ignored")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("7 Q0 A 1 4", r"bad.run:2: must be query Q0 document rank score tag \(got '7 Q0 A 1 4'\)"),
+        ("7 Q0 A 1 nan t", "bad.run:2: must be query Q0 document rank score tag"),
+        ("7 Q0 B 1 5 t", "bad.run:2: document B of query 7 has two scores; remove one"),
+    ],
+)
+def test_a_damaged_trec_run_is_refused_with_its_line(tmp_path, data, line, reason):
+    (tmp_path / "bad.run").write_text(f"7 Q0 B 1 4 t\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=reason):
+        evaluate_model(tmp_path / "bad.run", data, ["map"])
+
+
+def test_a_trec_run_of_other_data_is_refused(tmp_path, data):
+    (tmp_path / "far.run").write_text("99 Q0 A 1 4 t\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no document of the data is in this run"):
+        evaluate_model(tmp_path / "far.run", data, ["map"])
+    with pytest.raises(ValueError, match="a TREC run, which has no clients; remove client = 1"):
+        evaluate_model(tmp_path / "far.run", data, ["map"], client=1)
+
+
 def test_documents_without_ids_are_named_by_query_and_position(tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_text("".join(line.partition("#")[0] + "\n" for line in FILE.splitlines()), encoding="utf-8")

@@ -94,6 +94,9 @@ def queries_section(analysis: Analysis) -> list[Section]:
     second = len(rows) - 1 if base is None else base
     means = [math.nan if i == second else row.summary(column).mean for i, row in enumerate(rows)]
     first = int(np.nanargmax(means)) if not np.isnan(means).all() else 0
+    if any(reading.by_sites for row in rows for reading in row.repeats.values()):
+        text = f"{heading(column)} of the final model on held-out lists, as each site released it."
+        return [Section("Site by site", (paragraph(text), _named_table(rows, table, column, first, second, "site")))]
     about = paragraph(
         f"{heading(column)} of the last models, mean over the repeats that all have, to four digits. Queries that a "
         "measure skips are left out. Single queries also differ by random variation: use the list to find queries to "
@@ -121,7 +124,9 @@ def _tally_table(rows: Sequence[VariantRuns], table: QueryTable, against: int) -
     return Table([f"against {rows[against].label}", "queries won", "lost", "equal"], lines)
 
 
-def _named_table(rows: Sequence[VariantRuns], table: QueryTable, column: str, first: int, second: int) -> Table:
+def _named_table(
+    rows: Sequence[VariantRuns], table: QueryTable, column: str, first: int, second: int, unit: str = "query"
+) -> Table:
     found = tally(table.values[first], table.values[second])
     won = [query for query in found.order[:NAMED] if found.difference[query] > 0]
     lost = [query for query in found.order[-NAMED:] if found.difference[query] < 0]
@@ -133,8 +138,9 @@ def _named_table(rows: Sequence[VariantRuns], table: QueryTable, column: str, fi
         ]
         for query in (*won, *lost)
     ]
-    note = f"The {NAMED} queries at either end of {rows[first].label} against {rows[second].label}."
-    return Table(["query", rows[first].label, rows[second].label, "difference"], lines, 1, [note])
+    notes = [f"The {NAMED} queries at either end of {rows[first].label} against {rows[second].label}."]
+    header = [unit, rows[first].label, rows[second].label, "difference"]
+    return Table(header, lines, 1, notes if unit == "query" else [])
 
 
 def _data(analysis: Analysis, rows: Sequence[VariantRuns], first: int, second: int) -> Mapping[str, Any]:

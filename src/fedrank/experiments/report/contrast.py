@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -36,7 +36,7 @@ class Contrast:
     difference: float = math.nan  # ours minus theirs, of final values
     error: float = math.nan  # standard error of it; NaN where the design gives none
     degrees_of_freedom: float = math.nan  # of that error
-    unit: str = ""  # what is counted: "queries", "splits", "folds" or "data sets"
+    unit: str = ""  # what is counted: "queries", "sites", "splits", "folds" or "data sets"
     counted: int = 0
     repeats: int = 0  # runs that both have
     spread: float = math.nan  # standard deviation of what is counted
@@ -110,7 +110,8 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
     if _is_split(folds, [one.query_ids for one, _ in pairs]):
         return by_splits(finals, float(np.mean([one.test_share for one, _ in pairs])))
     found = [_known(one, other, column) for one, other in pairs]
-    return by_queries(finals, folds, [ids for ids, _ in found], [values for _, values in found], single)
+    made = by_queries(finals, folds, [ids for ids, _ in found], [values for _, values in found], single)
+    return replace(made, unit="sites") if any(one.by_sites for one, _ in pairs) else made
 
 
 def _known(one: RunValues, other: RunValues, column: str) -> tuple[NDArray[np.str_], NDArray[np.float64]]:

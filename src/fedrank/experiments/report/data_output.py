@@ -1,4 +1,4 @@
-"""The output of `fedrank data` and `fedrank silo` as sections: data sets, clients, click logs and sketches."""
+"""The output of `fedrank data` as sections: data sets, clients, click logs and sketches."""
 
 from __future__ import annotations
 

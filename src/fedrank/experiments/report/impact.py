@@ -21,6 +21,7 @@ from fedrank.experiments.report.privacy_output import about_privacy
 from fedrank.experiments.report.sections import Paragraph, Part, Points, Section, Span, Table, paragraph
 from fedrank.experiments.runner.cards import about_population, log_card, read_card
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Json
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.releases import PersonReleases
 from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.traces import history_of
@@ -58,6 +59,12 @@ class Assessed:
     @cached_property
     def deployments(self) -> list[Json]:
         return [card.deployment for card in self.cards if card.deployment is not None]
+
+    @property
+    def browsers(self) -> list[str]:
+        """Sites that declared that users of their logs are browsers."""
+        described = [one["sites"].items() for one in self.deployments]
+        return list(dict.fromkeys(name for sites in described for name, site in sites if site.get("unit") == "browser"))
 
     @cached_property
     def log(self) -> SearchLog | None:
@@ -266,7 +273,7 @@ def _would_leave(spec: FederatedExperiment) -> Iterable[Part]:
     for one in PersonReleases(spec, spec.clients.count, tuple(map(str, spec.measures))):
         about = f"each person clipped to {one.clip:.3g}, noise of {one.deviation:.3g}"
         rows.append([f"{one.kind}: {one.numbers} sums over people", "1", about])
-    rows.append(["technical facts, reasons of refusals", "1", "no"])
+    rows.append(["technical facts, confirmations, signed heads of journals, reasons of refusals", "", "no"])
     yield paragraph("Nothing has run yet. Each site would send:")
     yield Table(["what would leave a site", "times", "noise"], rows, 1)
     yield paragraph(
@@ -331,21 +338,9 @@ def _not_covered(assessed: Assessed) -> Iterable[Part]:
     cards = [*assessed.cards, *([assessed.log_card] if assessed.log_card else [])]
     points = tuple(dict.fromkeys(point for card in cards for point in card.not_covered))
     if not assessed.runs and assessed.at_sites:
-        points += tuple(_uncovered_at_sites(assessed.experiment))
+        points += not_covered_between_sites(assessed.experiment)
     yield Points(points) if points else paragraph("There is no privacy card yet.")
     yield _fill("what of this matters here, and what is done about it")
-
-
-def _uncovered_at_sites(spec: FederatedExperiment) -> Iterable[str]:
-    yield "that a site takes part, in which rounds, and when"
-    yield "what a site computes from all its people before: popularity that counts clicks, limits against robots"
-    yield "people at several sites: the costs of the sites add up"
-    if (line := spec.uncovered_propensities) is not None:
-        yield line
-    if spec.gate is not None:
-        yield "which model a site then uses, which also depends on its own model alone"
-    yield "whether a user of the log is a person or a browser, which each site decides (data build --person)"
-    yield "a trial of the model, whose events stay at the site"
 
 
 def _risks(assessed: Assessed) -> Iterable[Part]:
@@ -380,6 +375,7 @@ def _risks_to_people(assessed: Assessed) -> Iterable[tuple[str, str, str]]:
         *(f"ε is for {paid.unit}" for paid in promises),
         *([f"ε is for one {unit}; a site's log decides what its users are"] if assessed.at_sites and unit else []),
         *([f"users of the data set are {log.unit}s"] if log else []),
+        *(f"users of the log of {site} are browsers" for site in assessed.browsers),
     ]
     several = "One person uses several devices or browsers, and is protected as if they were several"
     yield several, _each(units, ""), _each((f"ε is paid {paid.often}" for paid in promises), "")

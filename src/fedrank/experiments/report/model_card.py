@@ -35,12 +35,12 @@ def _header(run: Run, values: dict[str, float]) -> dict[str, Any]:
         "dataset": {"type": data, "name": data},
         "metrics": measured,
     }
-    return {
+    header: dict[str, Any] = {
         "library_name": "fedrank",
         "pipeline_tag": "text-ranking",
         "tags": ["learning-to-rank", "federated-learning"],
-        "model-index": [{"name": run.experiment, "results": [results] if measured else []}],
     }
+    return header | ({"model-index": [{"name": run.experiment, "results": [results]}]} if measured else {})
 
 
 def _sections(run: Run, values: dict[str, float]) -> list[Section]:

@@ -77,6 +77,11 @@ class RunValues:
     test_share: float = math.nan  # test queries for each that was trained on
 
     @property
+    def by_sites(self) -> bool:
+        """Whether sites released the quality of the model and of the given order; they take the place of queries."""
+        return any(name.endswith(" given") for name in self.clients)
+
+    @property
     def without_model(self) -> RunValues:
         """The same run without learning."""
         values = {name: average(per_query).item() for name, per_query in self.nothing.items()}

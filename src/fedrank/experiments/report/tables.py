@@ -305,6 +305,11 @@ def clients_table(analysis: Analysis) -> Table | None:
     )
     if analysis.kind == "silo":
         note = "Each client's final model on its own test queries; means over repeats."
+    elif any(reading.by_sites for row in analysis.variants for reading in row.repeats.values()):
+        note = (
+            "The final model on the held-out lists of each site, as the site released it; means over repeats. “given” "
+            "is the order in which users saw these lists."
+        )
     return _variant_table(analysis, ["measure", "clients", "mean", "10th percentile", "worst"], rows, 1, [note])
 
 

@@ -25,11 +25,15 @@ WHAT = {
     SIMULATED_RUN: "Simulated: one process had the data of all clients and simulated every party. The statements about "
     "the server, clients and noise would hold in a deployment that does the same; the simulation itself did not "
     "protect data from the person who ran it.",
-    DEPLOYED_RUN: "Deployed: every organisation worked on its own computer, and exchanged files.",
+    DEPLOYED_RUN: "Deployed: sites computed from their own data, and exchanged messages or files. fedrank cannot know "
+    "who operates their machines.",
     SEARCH_LOG: "A search log: queries and clicks of users as they were recorded, under their user ids. It is "
     "not a model, and only the permissions of its files protect it.",
     SKETCH_FILE: "A sketch of documents, made by the organisation that holds them.",
 }
+ONE_MACHINE = (
+    "A local run of a deployment: one machine ran the processes of all sites, and its operator could read all data."
+)
 TREES = (
     "thresholds and leaf values of trees: they are statistics of the training rows, and a leaf may hold few rows",
     "which features an organisation has, and the size of its model",
@@ -56,7 +60,8 @@ def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None
     if files is None:
         models = [*folder.rglob("model*.json"), *folder.rglob("model*.txt")]
         files = sorted(path.relative_to(folder).as_posix() for path in models)
-    parts = [WHAT[card.what], card.summary]
+    local = card.deployment is not None and card.deployment.get("one_machine")
+    parts = [ONE_MACHINE if local else WHAT[card.what], card.summary]
     if card.population is not None:
         parts.append(about_population(card.population))
     if card.not_covered:

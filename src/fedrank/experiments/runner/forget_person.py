@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrank.data.forget_user import RemovedRows, forget_user, is_left, rows_of_user, sweep
+from fedrank.data.held_out import purpose_of, read_window
 from fedrank.data.logs import FACTS, SearchLog, load_log
 from fedrank.experiments.runner.cards import issuer, log_card, read_card, sha256, versions
 from fedrank.experiments.runner.certificates import check_certifiable
@@ -112,7 +113,8 @@ def plan_forgetting(
     number = log.users.index(person)
     found = [one for one in (load_runs(list(runs)) if runs else ()) if one.status != "broken"]
     affected = (_affected(run, log, number, trust) for run in found)
-    return ForgettingPlan(Path(folder), log.unit, removed, tuple(one for one in affected if one is not None))
+    own = tuple(combined_at_the_site(log, number, runs))
+    return ForgettingPlan(Path(folder), log.unit, removed, (*(one for one in affected if one is not None), *own))
 
 
 def forget_person(
@@ -185,6 +187,19 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         return replace(again, used=LEARNED, clients=clients, remains=remains, unlearn_command=unlearn)
     except (ValueError, OSError) as problem:  # an unreadable run is listed, not skipped
         return replace(found, because=str(problem))
+
+
+def combined_at_the_site(log: SearchLog, user: int, folders: Sequence[str | Path]) -> Iterator[AffectedRun]:
+    """Models of a federation that the site of this data set combined with its own one, without noise."""
+    window = read_window(log.folder).uses if log.held_out.any() else None  # a gate records there what it judged
+    learned = LEARNED if (~log.held_out[log.user == user]).any() else TESTED
+    for gate in sorted(path for folder in folders for path in Path(folder).glob("**/gate.json")):
+        for model in gate.parent.glob("model*.json"):
+            if window is None:
+                why = "the data set holds nothing out, so it has no record of models"
+                yield AffectedRun(str(model.parent), "finished", NOT_KNOWN, why)
+            elif purpose_of(sha256(model)) in {use.get("derived") for use in window}:
+                yield AffectedRun(str(model.parent), "finished", learned)
 
 
 def _holders(spec: FederatedExperiment, run: Run, user: int) -> tuple[tuple[int, ...], bool]:

@@ -36,9 +36,10 @@ from fedrank.trees.training import Merging, measured, measured_for, train_locall
 from fedrank.trees.tuning import Studies
 
 MAX_FEATURES = 10_000  # assumed by the guarantee; more features would slightly increase ε
+PERSON_AT_SEVERAL = "a person whose queries are held by several clients counts as several"
 NOISED_TREES = (
     "which clients participate, and how many there are",
-    "a person whose queries are held by several clients counts as several",
+    PERSON_AT_SEVERAL,
     "local models of the clients, which a run trains for comparison; they are not sent",
     "smallest and largest feature values, which a model contains if data are normalised globally",
 )

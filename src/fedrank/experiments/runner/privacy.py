@@ -16,6 +16,7 @@ from fedrank.data.catalog import describe as describe_data
 from fedrank.data.logs import not_persons
 from fedrank.experiments.runner.data import clients_of, fold_without_data, load_fold
 from fedrank.experiments.runner.folder import Card, Paid, paid_for
+from fedrank.experiments.runner.not_covered import not_covered_between_sites
 from fedrank.experiments.runner.recorded_charges import check_recorded
 from fedrank.experiments.runner.releases import PersonReleases
 from fedrank.experiments.runner.runs import Run, ledgers_of_run
@@ -55,14 +56,11 @@ UNPROTECTED = (
     "against an observer who sees an update."
 )
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which the required noise is shown
-SIMULATED_ONLY = (
-    "online quality, rewards, traffic, the number of clients per round, quality by client and the curves of a report "
-    "are measured in simulation only; a deployment must not collect them"
-)
 NOT_COVERED = (
     "which clients participate, and when, is not hidden from the server",
     "people who belong together, or one person with several devices, count as several clients",
-    SIMULATED_ONLY,
+    "online quality, rewards, traffic, the number of clients per round, quality by client and the curves of a report "
+    "are measured in simulation only; a deployment must not collect them",
     "settings chosen by results on the same people are not counted, nor are runs on them outside their population",
 )
 
@@ -380,7 +378,7 @@ def card(
 ) -> Card:
     """The privacy card of a model, without its summary."""
     mechanism = experiment.mechanism
-    not_covered = [line for line in NOT_COVERED if simulated or line != SIMULATED_ONLY]
+    not_covered = list(NOT_COVERED)
     if from_outside(mechanism):
         not_covered.append(f"{NOT_VERIFIED}: whether {method_name(mechanism)} achieves what it claims")
     if experiment.start not in (None, GIVEN):
@@ -415,7 +413,7 @@ def card(
         rounds_charged=rounds,
         participations_charged=None if secret else participations,  # participation is known to the server only
         promises=tuple(row.paid for row in rows),
-        not_covered=tuple(not_covered),
+        not_covered=tuple(not_covered) if simulated else not_covered_between_sites(experiment),
         kept_updates=recorded,
         clients=experiment.clients.count,
     )

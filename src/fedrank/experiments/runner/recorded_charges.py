@@ -21,7 +21,7 @@ from fedrank.toml import shown
 def check_recorded(home: Path, name: str) -> None:
     """Raise an error if a run in `home` has more rounds on a population than its ledgers.
 
-    Runs whose ledgers were deleted by `fedrank privacy ledger forget` are skipped. A moved or copied run folder is
+    Runs whose ledgers were deleted by `fedrank privacy ledger --forget` are skipped. A moved or copied run folder is
     identified by its spec. Hold the lock of the population while other runs are active, or a moved ledger is missed.
     """
     if not home.is_dir():

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.held_out import purpose_of, read_window, use_window
+from fedrank.data.held_out import extend_use, purpose_of, read_window, use_window
 from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.position_bias import positions_of_log, shown_results, with_propensities
@@ -42,13 +42,20 @@ from fedrank.ranking.gate import (
     person_values,
     width,
 )
+from fedrank.ranking.learners import LoggedClicks
 from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import COMBINED, Model
 from fedrank.ranking.propensity import Propensities
+from fedrank.ranking.rankers import Linear
+from fedrank.seeds import key_for
 from fedrank.types import Messages, SimulatedClients, Source, Weights, has_trait
 
 PROPENSITY, QUALITY, GATE = "propensity", "quality", "gate"  # wire kinds, keys of charges, and file names
 NOISE = 4.0  # standard deviation, in multiples of what one person can add: ε is about 1 at δ = 1e-5
 BOUND = 0.5  # of each number that a person adds to the quality
+# The model that a site trains alone: models in the mean, rounds and steps of each, learning rate for logged clicks.
+OWN_MODELS, OWN_ROUNDS, OWN_STEPS, OWN_RATE = 4, 200, 1000, 0.03
+SHARE = 0.25  # of the received model in the one that a site uses; chosen on generated hospitals
 
 Reals = NDArray[np.float64]
 Biases = tuple[Propensities, Propensities | None]  # under position bias, and under trust bias if it is known
@@ -220,11 +227,29 @@ class PersonReleases:
         return person_rows(person_values(shown, held.who, ranker.score(weights, features), other, *by))
 
     def alone(self, clients: SimulatedClients, seed: int) -> Weights:
-        """The model that a site trains alone, with the same learner and no noise."""
-        experiment = self.experiment
-        federation = Federation(learner=experiment.learner, server=experiment.server)
-        *_, last = simulate(federation, clients, experiment.rounds, seed)
-        return np.asarray(last.weights)
+        """The model that a site trains alone, without noise: with a linear ranker, the mean of OWN_MODELS models.
+
+        They differ in chance. The settings are not those of the plan, which are for few steps of each person.
+        """
+        learner = self.experiment.learner
+        if isinstance(learner, LoggedClicks):
+            learner = LoggedClicks(learner.ranker, OWN_RATE)
+        one = replace(clients, people=None, interactions=np.full(len(clients), OWN_STEPS))
+        found = []
+        for number in range(OWN_MODELS if isinstance(learner.ranker, Linear) else 1):
+            *_, last = simulate(Federation(learner=learner), one, OWN_ROUNDS, int(key_for(seed, "alone", number)))
+            found.append(np.asarray(last.weights))
+        return found[0] if len(found) == 1 else np.mean([_direction(weights) for weights in found], axis=0)
+
+    def combined(self, own: Weights, received: Model, site: str) -> Model | None:
+        """The model that a site uses, from its own and the received one; None: the ranker does not allow it.
+
+        Nothing leaves the site for it. It depends on all people of the site, without noise.
+        """
+        if not isinstance(self.experiment.learner.ranker, Linear):
+            return None
+        weights = (1 - SHARE) * _direction(own) + SHARE * _direction(received.weights)
+        return replace(received, weights=weights, notes=received.notes | {COMBINED: site})
 
     @property
     def _rules(self) -> GateRules:
@@ -238,18 +263,25 @@ class PersonReleases:
         read = [PersonSums.read(np.array(one), deviation, comparisons=1) for one in sums.values()]
         return decide_all(read, self._rules, names=list(sums), shared=self.experiment.data.from_swaps)
 
-    def site_decision(self, sums: Reals, noised: bool) -> GateDecision:
-        """The decision of one site on one comparison, from sums of `gate_values`."""
-        rules = self._rules
-        deviation = self.known(GATE).deviation if noised else 0.0
-        read = PersonSums.read(sums, deviation, comparisons=1)
-        return decide(read.sums[0], read.squares, read.count, read.sigma, rules.margin, rules.spend(0))
+    def site_decision(self, sums: Reals, gains: bool) -> GateDecision:
+        """The decision of one site on one comparison, from sums of `gate_values` without noise.
+
+        A model must gain, or lose at most the margin.
+        """
+        rules, read = self._rules, PersonSums.read(sums, 0.0, comparisons=1)
+        return decide(read.sums[0], read.squares, read.count, 0.0, 0.0 if gains else rules.margin, rules.spend(0))
 
     @staticmethod
     def use_window(log: SearchLog, digest: str) -> None:
         """Record that held-out entries are used for a model; a ValueError if they were used for another one."""
         if log.held_out.any():
             use_window(log.folder, purpose_of(digest))
+
+    @staticmethod
+    def use_window_also(log: SearchLog, digest: str, derived: str) -> None:
+        """Record that the use for a model includes the one that a site derived from it."""
+        if log.held_out.any():
+            extend_use(log.folder, purpose_of(digest), purpose_of(derived))
 
     @staticmethod
     def window_used(folder: str) -> str:
@@ -259,6 +291,12 @@ class PersonReleases:
         except ValueError:
             return ""
         return str(uses[-1]["at"])[:10] if uses else ""
+
+
+def _direction(weights: Weights) -> Weights:
+    """Weights of a linear ranker with norm 1, which rank alike."""
+    norm = float(np.linalg.norm(weights))
+    return weights / norm if norm > 0 else weights
 
 
 def person_quality(model: Reals, given: Reals, who: NDArray[np.int64]) -> Reals:

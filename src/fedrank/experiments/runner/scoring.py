@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +22,15 @@ from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.position_bias import read_propensities, shown_results
-from fedrank.files import read_bytes
+from fedrank.files import opened, read_bytes
 from fedrank.names import did_you_mean, missing_file
 from fedrank.ranking.estimate import CannotTell, ClickEstimate, engine_order, estimate_clicks
 from fedrank.ranking.measures import measure, per_query, ranking
 from fedrank.ranking.model import Model, Scorer, Tell, check_features, model_file, read_for, unheard
 from fedrank.trees.model_files import load_model
 from fedrank.types import Scores
+
+TREC_FILES = (".run", ".trec")
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,60 @@ def score_lines(
 def evaluate_model(
     model_path: str | Path, data: str, measures: Sequence[str], client: int | None = None, tell: Tell = unheard
 ) -> Quality:
-    """Measures of a model on judged data."""
+    """Measures of a model, or of the ranking in a TREC run file (.run or .trec), on judged data."""
     parsed = [measure(text) for text in measures]
     read, scores = _scored(model_path, data, client, tell)
     return Quality(tuple(map(str, parsed)), read.query_ids, per_query(parsed, scores, read))
 
 
 def _scored(model_path: str | Path, data: str, client: int | None, tell: Tell) -> tuple[RankingData, Scores]:
+    if Path(model_path).suffix in TREC_FILES:
+        if client is not None:
+            raise ValueError(f"{model_path} is a TREC run, which has no clients; remove client = {client}")
+        read = _read_plainly(data, 0, {}, "none", tell)
+        return read, _trec_scores(Path(model_path), read, _document_ids(data, read), tell)
     model = _load(model_path, client, tell)
     read = _read(data, model, tell)
     return read, model.score(read, client)
+
+
+def _trec_scores(file: Path, data: RankingData, documents: Sequence[str], tell: Tell) -> Scores:
+    """Scores in the order of a TREC run; documents that are not in it come last."""
+    queries = np.repeat(data.query_ids, np.diff(data.offsets))
+    rows = {(str(query), document): row for row, (query, document) in enumerate(zip(queries, documents, strict=True))}
+    found: dict[int, float] = {}
+    unknown = 0
+    with io.TextIOWrapper(opened(file), "utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            words = line.split()
+            if len(words) != 6 or not _is_number(words[4]):
+                raise ValueError(
+                    f"{file}:{number}: must be query Q0 document rank score tag (got {line.strip()[:80]!r})"
+                )
+            row = rows.get((words[0], words[2]))
+            if row is None:
+                unknown += 1
+            elif found.setdefault(row, score := float(words[4])) != score:
+                raise ValueError(f"{file}:{number}: document {words[2]} of query {words[0]} has two scores; remove one")
+    if not found:
+        raise ValueError(
+            f"{file}: no document of the data is in this run; their ids are in comments of the judged file"
+        )
+    if unknown or len(found) < len(rows):
+        tell(
+            f"{file}: {len(rows) - len(found):,} documents are not in it and rank last; {unknown:,} others are ignored"
+        )
+    scores = np.full(len(queries), -1.0)
+    order = sorted(found, key=lambda row: (found[row], -row))  # ranks as scores: float32 could make scores equal
+    scores[order] = np.arange(len(order))
+    return scores.astype(np.float32)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def _load(model_path: str | Path, client: int | None, tell: Tell) -> Scorer:
@@ -79,22 +127,22 @@ def _load(model_path: str | Path, client: int | None, tell: Tell) -> Scorer:
 def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
     """The data with features that are normalised as the model expects."""
     if model.normalised != "global":
-        return _read_plainly(data, model, model.normalised, tell)
+        return _read_plainly(data, model.features, model.notes, model.normalised, tell)
     ranges = getattr(model, "ranges", None)
     if ranges is None:
         raise ValueError(
             'the model was trained on features with normalise = "global" but has no feature ranges; '
             'train it again with this version of fedrank, or with "query" or "none"'
         )
-    read = _read_plainly(data, model, "none", tell)
+    read = _read_plainly(data, model.features, model.notes, "none", tell)
     check_features(read, model.features)
     return normalise(read, "global", ranges)
 
 
-def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData:
+def _read_plainly(data: str, features: int, notes: Mapping[str, Any], how: str, tell: Tell) -> RankingData:
     """A file, the last entries of a search log, or the test part of a catalog data set (of the model's fold)."""
     if Path(data).is_file():
-        return read_for(data, model.features, how)
+        return read_for(data, features, how)
     if Path(data).is_dir():
         log, rows = _latest(data)
         tell(
@@ -107,7 +155,7 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
             raise FileNotFoundError(missing_file(data))
         raise FileNotFoundError(f"{data!r} is not a file or a data set{did_you_mean(data, CATALOG)}")
     # A model of fold 3 was trained on the test queries of fold 1.
-    fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
+    fold = notes.get("fold", 1) if notes.get("data") == data else 1
     return load(data, fold, normalise=how).test
 
 

@@ -46,6 +46,7 @@ NOT_COVERED = (
     "that a document exists, and its length",
     "the queries: every silo has the key and can look up the query words of others",
 )
+WEIGHTS = "the weights that a silo sends while training, which reveal information about its documents and queries"
 BM25 = "BM25 of title and body"  # name of the baseline
 SKETCHES = "sketches.json"  # results and cost of questions, if requested
 _RANKER = Linear()
@@ -268,9 +269,7 @@ def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -
     mechanism, guarantee, reason = None, None, ""
     if method.first(1).ndim == 1:
         sees.append("the server and the other silos see the model after the steps of every silo")
-        not_covered.append(
-            "the weights that a silo sends while training, which reveal information about its documents and queries"
-        )
+        not_covered.append(WEIGHTS)
     if isinstance(method, LocalPlus):
         sees.append("silos see documents of each other that match queries, with their lengths and term counts")
         not_covered += NOT_COVERED

@@ -1,4 +1,4 @@
-"""`fedrank silo`: sketch and update; `fedrank data check` describes a sketch."""
+"""`fedrank data sketch`; `fedrank data check` describes a sketch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import typer
 
 from fedrank.cli.config import Config, with_settings
 from fedrank.cli.shared import print_line, print_sections, progress
+from fedrank.value_checks import Positive
 
-silo_app = typer.Typer(no_args_is_help=True)
-Sketch = Annotated[Path, typer.Argument(help="File written by fedrank silo sketch.")]
 DOCUMENTS = "with id, title and text: .jsonl or .tsv; plain, .gz or .xz"
+EXAMPLES = (
+    "Examples:  fedrank data sketch --docs corpus.jsonl --key shared.key --noise 1.0 --out hospital-a.sketch  ·  "
+    "fedrank data sketch --out hospital-a.sketch --add new.jsonl --key shared.key  ·  "
+    "fedrank data sketch --out hospital-a.sketch --remove d17 --remove d18"
+)
 
 
 @dataclass(frozen=True)
 class SketchOptions:
-    """Further options of `silo sketch`."""
+    """Further options of `data sketch`."""
 
+    width: Positive = 100  # number of columns; equal in all silos
+    depth: Positive = 10  # number of rows; equal in all silos
     kind: str = "count-sketch"  # kind of sketch: count-sketch or count-min
     stem: str = "none"  # stemming of words: none or english
     noised_lengths: bool = False  # also protect the lengths of documents; cells then need half the noise
@@ -27,27 +33,42 @@ class SketchOptions:
     quiet: bool = False  # do not print progress
 
 
-@silo_app.command(
-    epilog="Example:  fedrank silo sketch --docs corpus.jsonl --key shared.key --noise 1.0 --out hospital-a.sketch"
-)
 @with_settings
 def sketch(
-    docs: Annotated[Path, typer.Option(help=f"Documents {DOCUMENTS}.")],
+    out: Annotated[Path, typer.Option(help="File of the sketch; its ledger is beside it.")],
+    docs: Annotated[Path | None, typer.Option(help=f"Documents of a new sketch, {DOCUMENTS}.")] = None,
     key: Annotated[
-        Path, typer.Option(help="File with the key that all silos share; it is created if it does not exist.")
-    ],
-    out: Annotated[Path, typer.Option(help="File for the sketch; its ledger is written beside it.")],
+        Path | None, typer.Option(help="File with the key that all silos share; a new sketch creates it if missing.")
+    ] = None,
     noise: Annotated[
         float, typer.Option(min=0, help="Standard deviation of the noise per cell; 0 makes a secret file.")
     ] = 1.0,
-    width: Annotated[int, typer.Option(min=1, help="Number of columns; equal in all silos.")] = 100,
-    depth: Annotated[int, typer.Option(min=1, help="Number of rows; equal in all silos.")] = 10,
     budget: Annotated[float | None, typer.Option(help="Maximum privacy budget ε for all queriers together.")] = None,
+    add: Annotated[Path | None, typer.Option(help=f"Documents to add to the sketch, {DOCUMENTS}.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Id of a document to remove; may be repeated.")] = None,
     config: Config = None,
     *,
     more: SketchOptions,
 ) -> None:
-    """Sketch a collection of documents. `fedrank silo update` adds and removes single documents."""
+    """Sketch a collection of documents that stays with its owner; add documents to the sketch, or remove them.
+
+    Earlier answers about removed documents remain known.
+    """
+    if docs is None:
+        if noise != 1.0 or budget is not None or more != SketchOptions(quiet=more.quiet):
+            raise ValueError(
+                "a sketch keeps the settings it was made with; remove all but --out, --add, --key and --remove"
+            )
+        _update(out, add, remove or [], key)
+        return
+    if add is not None or remove:
+        raise ValueError("--docs makes a new sketch; remove --add and --remove, or --docs")
+    if key is None:
+        raise ValueError("a new sketch needs --key FILE, the key that all silos share")
+    _create(out, docs, key, noise, budget, more)
+
+
+def _create(out: Path, docs: Path, key: Path, noise: float, budget: float | None, more: SketchOptions) -> None:
     from fedrank.data.documents import read_documents
     from fedrank.data.text import Tokeniser
     from fedrank.experiments.report.data_output import about_sketch
@@ -58,7 +79,8 @@ def sketch(
     from fedrank.silo.spending import Limits
 
     settings: dict[str, Any] = {"kind": more.kind, "tokeniser": Tokeniser(more.stem)}  # type: ignore[arg-type]
-    sketcher = Sketcher(width=width, depth=depth, noise=noise, exact_lengths=not more.noised_lengths, **settings)
+    settings |= {"width": more.width, "depth": more.depth, "exact_lengths": not more.noised_lengths}
+    sketcher = Sketcher(noise=noise, **settings)
     limits = None if budget is None and more.querier_budget is None else Limits(more.querier_budget, budget)
     documents = read_documents(docs)
     shared = _key(key)
@@ -68,23 +90,13 @@ def sketch(
     print_line(f"Privacy card: {write_card_for(sketch_card(out), out)}")
 
 
-@silo_app.command(
-    epilog="Examples:  fedrank silo update hospital-a.sketch --add new.jsonl --key shared.key  ·  fedrank silo update "
-    "hospital-a.sketch --remove d17 --remove d18"
-)
-def update(
-    sketch: Sketch,
-    add: Annotated[Path | None, typer.Option(help=f"Documents to add, {DOCUMENTS}.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="Id of a document to remove; may be repeated.")] = None,
-    key: Annotated[Path | None, typer.Option(help="With --add: file with the key that all silos share.")] = None,
-) -> None:
-    """Add documents to a sketch, or remove them. Earlier answers about removed documents remain known."""
+def _update(sketch: Path, add: Path | None, remove: list[str], key: Path | None) -> None:
     from fedrank.data.documents import read_documents
     from fedrank.silo.files import add_documents, remove_documents
     from fedrank.silo.keys import read_key
 
     if add is None and not remove:
-        raise ValueError("give --add DOCUMENTS, --remove ID, or both")
+        raise ValueError("give --docs DOCUMENTS for a new sketch, or --add DOCUMENTS, --remove ID or both")
     if (add is None) != (key is None):
         raise ValueError("--add and --key belong together; give both")
     documents = None if add is None else read_documents(add)
