@@ -18,7 +18,8 @@ from pathlib import Path
 
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import local_federation
-from fedrank.deploy.local import FEDERATION, prepare, site_name, trial_plan
+from fedrank.deploy.local import prepare, site_name, trial_plan
+from fedrank.deploy.settings import LOCAL
 from fedrank.experiments.runner.schedule import plan as tasks_of
 from fedrank.experiments.spec.source import read_spec
 
@@ -127,7 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedrank-bench-") as name:
         folder, began = Path(name), time.monotonic()
         names = {site_name(number): number for number in range(SITES)}
-        with local_federation(names, folder / "federation", prepare, FEDERATION) as federation:
+        with local_federation(names, folder / "federation", prepare, LOCAL) as federation:
             print(f"{time.monotonic() - began:8.1f}  s until a server and {SITES} sites are ready")
             measure(folder, federation.home, 30, "", "first")
             whole = time.monotonic() - began
