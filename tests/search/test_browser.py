@@ -68,6 +68,7 @@ def search(tab: Any, text: str) -> str:
 
 
 def titles(tab: Any) -> list[str]:
+    tab.wait_for_load_state()
     return list(tab.locator("ol.results h2").all_inner_texts())
 
 
@@ -253,6 +254,7 @@ def test_filters_by_folder_sender_and_type_stay_while_one_searches_on(
 
 def test_query_syntax_is_found_and_read_with_the_keyboard(site: ServedPage, person: Callable[..., Any]) -> None:
     tab = person()
+    search(tab, "kraken")
     for name in ("Filter and sort", "Query syntax"):
         for _ in range(30):
             tab.keyboard.press("Tab")
