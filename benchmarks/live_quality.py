@@ -131,15 +131,16 @@ def shared_features(one: Indexed) -> Iterator[None]:
     """Let all lives share what does not depend on the person, and leave out titles and snippets."""
     candidates_for, still_there, of_rows = Engine.candidates_for, client_module.still_there, client_module.raw_features
 
-    def candidates(self, terms, filters, by_date, among=None):
+    def candidates(self, terms, filters, by_date, among=None, parsed=None):
         assert among is None, "lives share the candidates among all documents"
+        assert not parsed, "a query has no conditions"
         if (asked := frozenset(terms.items())) not in one.found:
             one.found[asked] = candidates_for(self, terms, filters, by_date)
         return one.found[asked]
 
-    def raw_features(store, features, query, found, _):
+    def raw_features(store, query, found, _):
         if query.text not in one.features:
-            one.features[query.text] = of_rows(store, features, query, *still_there(store, found))
+            one.features[query.text] = of_rows(store, query, *still_there(store, found))
         return one.features[query.text]
 
     def results(self, shown, positions, clicked):

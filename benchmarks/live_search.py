@@ -116,13 +116,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail if a target is missed")
     given = parser.parse_args()
     from fedrank.search.client import SearchClient
-    from fedrank.search.impressions import warm_up
 
     folder = Path(tempfile.mkdtemp(prefix="fedrank-live-search-"))
     try:
         write_documents(folder / "documents.jsonl", given.documents)
         with SearchClient(folder / "store") as client:
-            warm_up(client.features)
             began, cpu = time.perf_counter(), time.process_time()
             client.index([folder / "documents.jsonl"])
             indexing, cpu = time.perf_counter() - began, time.process_time() - cpu

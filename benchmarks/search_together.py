@@ -44,6 +44,7 @@ from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.learners import Pdgd
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import best_order, engine_first, start_weights
+from fedrank.search.lists import still_there
 from fedrank.seeds import Chance, rng_for
 
 SEARCHED, OTHER = COLLECTIONS[:5], COLLECTIONS[5]
@@ -99,8 +100,10 @@ def asked(name: str) -> Asked:
             for query in evenly(judged, QUERIES):
                 documents, grades = collection.judgements(query)
                 grade_of = dict(zip(documents.tolist(), grades.tolist(), strict=True))
-                found, raw = client.candidates(client.request(collection.queries[query]))
-                features.append(client.rows.scaled(raw))
+                found, _ = client.candidates(request := client.request(collection.queries[query]))
+                found, rows_of_words = still_there(client.store, found)
+                raw = client.features.raw(request.terms, rows_of_words, found.scores, client.store.statistics())
+                features.append(client.rows.scaled(raw.astype(np.float16)))
                 labels.append(np.array([grade_of.get(rows[id], 0) for id in found.documents.tolist()], np.int8))
                 ideal.append(dcg(np.sort(grades)[::-1]))
     return Asked(features, labels, ideal, collection.top_grade)

@@ -382,9 +382,11 @@ def _check_command(where: str, line: str, complete: bool) -> None:
     words = shlex.split(re.split(r" (?:[|>] |&$)", line)[0])[1:]
     while words and words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]
+    if command.name == "search" and words and words != ["--help"]:
+        command = command.commands["find"]  # words that are not a command are a query
     known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("--") and word != "--":
             assert word.partition("=")[0] in known, f"{where}: {line}"
     if hasattr(command, "commands"):
         assert all(word.startswith("--") or word.isupper() for word in words), f"{where}: no such command: {line}"

@@ -152,6 +152,11 @@ def test_the_session_of_the_search_demo(tmp_path):
         process.terminate()
         process.stdout.read()
     check(shown, "".join(said))
+    words, shown = session("find")
+    command = [sys.executable, "-m", "fedrank", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    check(shown, done.stdout)
 
 
 def without_chance(line: str) -> str:

@@ -478,13 +478,99 @@ def _save_documents(folder: Path) -> None:
     (folder / "f.html").write_text(f"<!DOCTYPE NETSCAPE-Bookmark-file-1>{links}")
 
 
+def _save_sources(folder: Path) -> None:
+    from tests.search.reading import zipped
+    from tests.search.test_databases import CHROME, FIREFOX, ZOTERO, database
+    from tests.search.test_packed import CELLS, SHARED
+
+    zipped(folder / "a.xlsx", {"xl/sharedStrings.xml": SHARED, "xl/worksheets/sheet1.xml": CELLS})
+    zipped(folder / "b.odt", {"content.xml": "<o:d xmlns:o='o'><o:h>one</o:h><o:p>two<o:s/>three</o:p></o:d>"})
+    zipped(folder / "c.pptx", {"ppt/slides/slide1.xml": "<a:p xmlns:a='a'>four</a:p>"})
+    zipped(folder / "d.epub", {"x.opf": "<dc:title>Five</dc:title>", "y.xhtml": "<p>six &amp; more</p>"})
+    (folder / "e.md").write_text("---\ntitle: Seven\ndate: 2024-01-01\n---\n[[eight|nine]] #ten\n")
+    (folder / "f.py").write_text("def readFile(some_name): return XMLParser2\n")
+    exif = b"II*\0\x08\0\0\0\x02\0\x0e\x01\x02\0\x06\0\0\0\x26\0\0\0\x69\x87\x04\0\x01\0\0\0\x08\0\0\0\0\0\0\0eleven"
+    iptc = b"Photoshop 3.0\x008BIM\x04\x04\0\0\0\0\0\x0b\x1c\x02\x05\0\x06twelve"
+    xmp = b"<x:xmpmeta><dc:title><rdf:li>thirteen</rdf:li></dc:title></x:xmpmeta>"
+    blocks = ((0xFFE1, b"Exif\0\0" + exif), (0xFFED, iptc), (0xFFE1, xmp))
+    jpeg = b"".join(kind.to_bytes(2) + (len(block) + 2).to_bytes(2) + block for kind, block in blocks)
+    (folder / "g.jpg").write_bytes(b"\xff\xd8" + jpeg + b"\xff\xda\0\2")
+    text = b"tEXtDescription\0fourteen"
+    (folder / "h.png").write_bytes(b"\x89PNG\r\n\x1a\n" + (len(text) - 4).to_bytes(4) + text + bytes(4))
+    (folder / "firefox").mkdir()
+    (folder / "firefox" / "prefs.js").touch()
+    database(folder / "firefox" / "places.sqlite", FIREFOX)
+    (folder / "chrome").mkdir()
+    (folder / "chrome" / "Preferences").touch()
+    database(folder / "chrome" / "History", CHROME)
+    database(folder / "zotero" / "zotero.sqlite", ZOTERO)
+
+
+MEMBERS = {
+    "a.docx": "word/document.xml",
+    "b.odt": "content.xml",
+    "c.xlsx": "xl/worksheets/sheet1.xml",
+    "d.xlsx": "xl/sharedStrings.xml",
+    "e.epub": "x.opf",
+    "f.epub": "x.xhtml",
+}
+
+
+def _save_members(folder: Path) -> None:
+    from tests.search.test_packed import CELLS, SHARED
+
+    (folder / "a.docx").write_text("<?xml version='1.0' encoding='utf-8'?><w:p xmlns:w='w'>one &amp; &#228; two</w:p>")
+    (folder / "b.odt").write_text("<o:d xmlns:o='o'><o:h>one</o:h><o:p>two<o:s/><![CDATA[three]]></o:p></o:d>")
+    (folder / "c.xlsx").write_text(CELLS)
+    (folder / "d.xlsx").write_text(SHARED)
+    (folder / "e.epub").write_text(
+        "<package><dc:title>Five</dc:title><dc:creator id='x'>A &amp; B</dc:creator></package>"
+    )
+    (folder / "f.epub").write_text("<title>t</title><p>one<script>two</script><!-- three -->&#228;</p>")
+
+
+def _members(folder: Path) -> Any:
+    import io
+    import zipfile
+
+    from fedrank.search.packed import read_packed
+
+    said = []
+    for name, member in MEMBERS.items():
+        if name == "d.xlsx":  # texts that the cells of the other one refer to
+            continue
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr(member, (folder / name).read_bytes())
+            if name == "c.xlsx":
+                archive.writestr(MEMBERS["d.xlsx"], (folder / "d.xlsx").read_bytes())
+        said += [(name, one.title, one.text) for one in read_packed(packed.getvalue(), name)]
+    return said
+
+
+def _save_hostile(folder: Path) -> None:
+    from tests.search.hostile import write_hostile
+
+    write_hostile(folder)
+
+
+def _hostile(folder: Path) -> Any:
+    """What is read of hostile files, and why the others are refused; it is a refusal if one more is."""
+    from tests.search.hostile import READABLE
+    from tests.search.reading import read
+
+    documents, reasons = read(folder)
+    return None if len(documents) < len(READABLE) else (sorted(documents.items()), sorted(reasons.items()))
+
+
 def _documents(folder: Path) -> Any:
     from fedrank.search.readers import Unreadable
     from fedrank.search.sources import FoundFile, walk
 
     said = []
     for found in walk(folder):
-        assert isinstance(found, FoundFile)
+        if not isinstance(found, FoundFile):
+            continue
         for piece in found.pieces():
             if isinstance(piece, Unreadable):
                 raise piece
@@ -679,6 +765,9 @@ READERS = {
     "population": Reader(_save_people, _people),
     "privacy card": Reader(_save_card, _card),
     "documents to search": Reader(_save_documents, _documents),
+    "other sources to search": Reader(_save_sources, _documents),
+    "hostile files to search": Reader(_save_hostile, _hostile),
+    "members of office files": Reader(_save_members, _members),
     "trial": Reader(_save_trial, _trial),
     "trial that was read": Reader(_save_read_trial, _read_trial),
     "log of an engine": Reader(_save_engine_log, _engine_log),

@@ -2,15 +2,16 @@
 
     python -m tests.search.kills --count 50
 
-It also gives up orders and memories that lose. After every kill -9 the store and the engine's index must agree, every
-click that was answered must be there once and no forgotten one, documents that were forgotten must be gone, and an
-order or a memory is given up only by lists that are recorded. A new process works after every kill, and another one
-checks.
+It also moves and renames files, and gives up orders and memories that lose. After every kill -9 the store and the
+engine's index must agree, every document must have the id that it always had, every click that was answered must be
+there once and no forgotten one, documents that were forgotten must be gone, and an order or a memory is given up only
+by lists that are recorded. A new process works after every kill, and another one checks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -27,9 +28,9 @@ from fedrank.data.live_features import ForwardRow, ForwardRows, WordStatistics
 from fedrank.ranking.gate import Gate, Team
 from fedrank.search import impressions, ingest, opponents
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import warm_up
 from fedrank.search.opponents import ENGINE, FORGETFUL, GIVEN_UP
 from tests.search.made_up import write_documents
+from tests.search.reading import zipped
 
 DOCUMENTS = 60
 
@@ -64,9 +65,15 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
     with SearchClient(store) as client:
         while True:
             turn += 1
-            for path in sorted(folder.iterdir())[turn % 5 :: 5]:
-                path.write_text(f"the orchard in turn {turn}, {path.name}")
-            client.index([folder])
+            client.index([folder])  # what was moved before a kill is recognised before its text changes
+            for path in files_of(folder)[turn % 5 :: 5]:
+                write(path, turn)
+            client.index()
+            for path in files_of(folder)[turn % 3 :: 3]:
+                part = folder / f"part {turn % 4}"
+                part.mkdir(exist_ok=True)
+                path.rename(part / f"{turn}-{name_of(path)}")
+            client.index()
             for place in range(9):
                 found = client.search(f"orchard turn {turn + place}")
                 client.open_document(found.impression, choose(client, found.impression, place))
@@ -78,6 +85,37 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
             if turn % 7 == 0:  # what was given up is tried again
                 with client.store.writing():
                     client.store.set(engine_after=0)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("[!.]*.*") if path.is_file())
+
+
+def name_of(path: Path) -> str:
+    """The name of a file before it was renamed."""
+    return path.name.rpartition("-")[2]
+
+
+def write(path: Path, turn: int) -> None:
+    """Write a file that says its name, as a whole: an empty file would be a deleted document."""
+    part = path.with_name(f".{path.name}")
+    text = f"the orchard in turn {turn}, {name_of(path)}"
+    if path.suffix == ".docx":
+        zipped(part, {"word/document.xml": f"<p>{text}</p>"})
+    else:
+        part.write_text(text)
+    part.rename(path)
+
+
+def check_ids(client: SearchClient, known: Path) -> None:
+    """Every document has the id that it always had, wherever its file was moved."""
+    ids = json.loads(known.read_text()) if known.exists() else {}
+    rows = client.store.rows("SELECT id FROM documents")
+    for (id,) in rows:
+        name = client.store.text(id).rpartition(", ")[2]
+        assert ids.setdefault(name, id) == id, f"{name} was document {ids[name]} and is {id}"
+    assert len({client.store.text(id).rpartition(", ")[2] for (id,) in rows}) == len(rows), "a document is there twice"
+    known.write_text(json.dumps(ids))
 
 
 def choose(client: SearchClient, impression: int, place: int) -> int:
@@ -92,6 +130,7 @@ def look(store: Path, told: set[int]) -> None:
     decide_soon()
     with SearchClient(store) as client:
         check_agreement(client)
+        check_ids(client, store.parent / "ids.json")
         clicks = [id for (id,) in client.store.rows("SELECT impression FROM clicks")]
         known = {id for (id,) in client.store.rows("SELECT id FROM impressions")}
         lost = {id for id in told if id > 0} - {*clicks}
@@ -122,8 +161,10 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
     """Kill so often; returns how many clicks were answered."""
     chance = random.Random(seed)
     documents, store, clicked = write_documents(folder / "documents", DOCUMENTS), folder / "store", set()
-    with SearchClient(folder / "other") as client:  # so that children have what is compiled
-        warm_up(client.features)
+    for path in files_of(documents)[::6]:
+        path.rename(path.with_suffix(".docx"))
+    for path in files_of(documents):
+        write(path, 0)
     for number in range(count):
         heard, told = os.pipe()
         child = in_child(work, store, documents, told, 1_001 * number)

@@ -32,7 +32,9 @@ def add_documents(store: Store, texts: Sequence[str]) -> None:
         for text in texts:
             number = store.count("SELECT count(*) FROM files") + 1
             name = f"{number}.txt"
-            store.db.execute("INSERT INTO files VALUES (?, 1, ?, ?, 1, 1)", (number, name.encode(), name.encode()))
+            store.db.execute(
+                "INSERT INTO files VALUES (?, 1, ?, ?, 1, 1, NULL)", (number, name.encode(), name.encode())
+            )
             one = NewDocument(
                 "", text.encode(), "file", name, f"/desk/{name}", "", 1_000 + number, "", text,
                 LIVE_1.row(name, text),

@@ -65,6 +65,20 @@ def test_only_allowed_folders_are_searched_and_consent_can_be_withdrawn(desk):
         agents.allow(more / "diary")
 
 
+def test_no_condition_leads_out_of_the_allowed_folders(desk):
+    _, agents, more, _ = desk
+    agents.allow(more / "recipes")
+    inside = {f"recipes-{number}.txt" for number in range(3)}
+    for query in ("-zebra", "pl*", "type:text", "after:1999", "plum -friend", "in:more", '"plum"'):
+        assert where(agents.search(query)) == inside, query
+    for query in ("in:diary", "-in:recipes", '"secret plum"', "secr*", f"in:{more / 'diary'} plum", "before:1999"):
+        assert where(agents.search(query)) == set(), query
+    for number in range(3):
+        (more / "recipes" / f"recipes-{number}.txt").unlink()
+    agents.client.index()
+    assert where(agents.search("-zebra")) == set(), "the allowed folder is empty"
+
+
 def test_a_folder_above_and_one_beside_an_indexed_folder(desk):
     _, agents, more, _ = desk
     with pytest.raises(SearchError, match="is not in an indexed folder"):

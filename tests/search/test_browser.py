@@ -62,12 +62,13 @@ def person(chromium: Any, site: ServedPage) -> Iterator[Callable[..., Any]]:
 
 def search(tab: Any, text: str) -> str:
     tab.fill("#q", text)
-    tab.press("#q", "Enter")
-    tab.wait_for_url("**/results/*")
+    with tab.expect_navigation(url="**/results/*"):
+        tab.press("#q", "Enter")
     return str(tab.url)
 
 
 def titles(tab: Any) -> list[str]:
+    tab.wait_for_load_state()
     return list(tab.locator("ol.results h2").all_inner_texts())
 
 
@@ -213,6 +214,73 @@ def test_filters_and_dates(site: ServedPage, person: Callable[..., Any]) -> None
     assert "is remembered" in tab.locator("section.tools").inner_text()
 
 
+def test_conditions_suggestions_and_marks(site: ServedPage, person: Callable[..., Any]) -> None:
+    tab = person(java_script_enabled=False)
+    search(tab, '"runs to the sea" -title:07')
+    said = tab.locator("main").inner_text()
+    assert "Only documents with: exactly “runs to the sea” · without “07” in the title" in said
+    assert {"runs", "sea"} <= {*tab.locator("ol.results .snippet mark").all_inner_texts()}
+    search(tab, "krakne after:yesterday")
+    assert "after:yesterday was searched as words: a date has the form" in tab.locator("main").inner_text()
+    search(tab, "krakne")
+    assert "Nothing found" in tab.locator("main").inner_text()
+    with tab.expect_navigation():
+        tab.click("button:has-text('kraken')")
+    assert tab.locator("#q").input_value() == "kraken"
+    assert tab.locator("ol.results > li").count() == 2
+    assert tab.locator("ol.results h2 mark").all_inner_texts() == ["kraken"], "of the mail, whose title has the word"
+
+
+def test_filters_by_folder_sender_and_type_stay_while_one_searches_on(
+    site: ServedPage, person: Callable[..., Any]
+) -> None:
+    tab = person()
+    search(tab, "kraken")
+    tab.click("text=Filter and sort")
+    tab.get_by_label("Sender").fill("evil.example")
+    with tab.expect_navigation():
+        tab.click("text=Apply")
+    assert tab.locator("ol.results > li").count() == 1
+    assert tab.get_by_label("Sender").input_value() == "evil.example"
+    tab.get_by_label("Sender").fill("")
+    tab.get_by_label("Folder").fill("documents")
+    tab.get_by_label("Type").select_option("text")
+    search(tab, "kraken")
+    assert tab.locator("ol.results .kind").all_inner_texts() == ["file"]
+    tab.get_by_label("Folder").fill("nowhere")
+    search(tab, "kraken")
+    assert "or remove the filter" in tab.locator("main").inner_text()
+
+
+def test_query_syntax_is_found_and_read_with_the_keyboard(site: ServedPage, person: Callable[..., Any]) -> None:
+    tab = person()
+    search(tab, "kraken")
+    for name in ("Filter and sort", "Query syntax"):
+        for _ in range(30):
+            tab.keyboard.press("Tab")
+            if tab.evaluate("document.activeElement.textContent") == name:
+                break
+        tab.keyboard.press("Enter")
+    examples = tab.locator(".syntax code").all_inner_texts()
+    assert tab.locator(".syntax dd").count() == len(examples)
+    assert len(list(filter(None, examples))) == len(examples) > 8, "they are visible"
+    for example in examples:
+        search(tab, example)
+        assert "was searched as words" not in tab.locator("main").inner_text(), example
+
+
+def test_places_with_the_words_are_reached_in_a_long_document(site: ServedPage, person: Callable[..., Any]) -> None:
+    tab = person(java_script_enabled=False)
+    search(tab, "leviathan")
+    tab.click("ol.results h2 a")
+    assert tab.locator("pre mark").all_inner_texts() == ["leviathan"]
+    with tab.expect_event("framenavigated"):
+        tab.get_by_role("navigation", name="Places with words of the search").get_by_role("link").first.click()
+    assert tab.url.endswith("#match-1")
+    assert tab.locator("pre mark").first.is_visible()
+    site.client.forget(query="leviathan")  # other tests count its searches
+
+
 def test_with_the_keyboard_alone(site: ServedPage, person: Callable[..., Any]) -> None:
     tab = person()
     assert tab.evaluate("document.activeElement.id") == "q", "one may type at once"
@@ -251,11 +319,16 @@ def test_320_pixels(site: ServedPage, person: Callable[..., Any], scheme: str) -
             "dark": "rgb(21, 26, 32)",
         }[scheme]
     )
-    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status", "/learned"):
+    long = site.client.search(f"krakne in:{'folder/' * 30} {'word' * 60} after:{'9' * 60}").impression
+    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status", "/learned", f"/results/{long}"):
         tab.goto(address if address.startswith("http") else site.origin + address)
+        tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         assert tab.evaluate("document.documentElement.scrollWidth") == 320, address
+        wide = "[...document.querySelectorAll('.syntax dd')].every(one => one.getBoundingClientRect().width > 250)"
+        assert tab.evaluate(wide), "a text is not a column of letters"
         low = tab.evaluate(
-            "[...document.querySelectorAll('button, input:not([type=hidden]):not([type=radio]), select')]"
+            "[...document.querySelectorAll('button, input, select')]"
+            ".filter(one => !['hidden', 'radio', 'checkbox'].includes(one.type))"
             ".filter(one => one.checkVisibility() && one.getBoundingClientRect().height < 40).map(one => one.outerHTML)"
         )
         assert low == [], "large enough for a finger"
@@ -468,7 +541,8 @@ def test_axe_finds_nothing(site: ServedPage, person: Callable[..., Any], scheme:
     later(site)
     tab.goto(f"{site.origin}/")
     where, found = search(tab, "kraken"), {}
-    for address in ("/", where, f"{where}/why", f"{where}/open/0", "/status?note=on", "/learned", "/nowhere"):
+    more = f"/results/{site.client.search('krakne -draft after:yesterday').impression}"
+    for address in ("/", where, more, f"{where}/why", f"{where}/open/0", "/status?note=on", "/learned", "/nowhere"):
         tab.goto(address if address.startswith("http") else site.origin + address)
         tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         found[address] = [

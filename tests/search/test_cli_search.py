@@ -300,9 +300,11 @@ def test_one_serves_and_ends_in_order(fedrank: Command) -> None:
 
 
 SPY = """
-import json, sys
+import json, socket, sys
 events = open({path!r}, "a", buffering=1)
 def hear(event, given):
+    if event == "socket.sendmsg" and given[0].family == socket.AF_UNIX:
+        return  # to the process that reads files
     if event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"):
         print(event, given[1:], file=events)
     if event == "socket.bind":
@@ -460,15 +462,6 @@ def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
     titles = {title for topic in TOPICS for title in topic.titles}
     assert {wanted.removesuffix(": my notes") for _, wanted in WISHES} <= titles
-
-
-@pytest.mark.parametrize("command", ["join", "aggregate"])
-def test_training_together_has_ended_with_the_reason(fedrank: Command, command: str) -> None:
-    code, out, err = fedrank(command, "file:shared")
-    assert code != 0
-    assert out == ""
-    assert "did not rank new searches better, even without noise" in err
-    assert [path.name for path in Path().iterdir()] == ["notes"], "nothing was written"
 
 
 def refuse(question: str, abort: bool = False) -> bool:

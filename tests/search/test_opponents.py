@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedrank.ranking.gate import Gate
-from fedrank.search import impressions, memory, opponents
+from fedrank.search import impressions, lists, memory, opponents
 from fedrank.search.client import SearchClient
 from fedrank.search.learned import what_was_learned
 from fedrank.search.opponents import ENGINE, FORGETFUL
@@ -26,6 +26,7 @@ def client(tmp_path, clock, monkeypatch):
         weights = client.features.start()
         weights[client.features.names.index("length")] = -8.0
         monkeypatch.setattr(impressions, "start_weights", lambda _: weights)
+        monkeypatch.setattr(lists, "weighted_features", client.features.raw)  # also those without a weight
         monkeypatch.setattr(opponents, "SHARE", 0.5)
         yield client
 

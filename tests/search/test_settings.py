@@ -79,6 +79,8 @@ BACK_TO_3 = """
     CREATE TABLE models (id INTEGER PRIMARY KEY, origin TEXT);
     CREATE TABLE sent (id INTEGER PRIMARY KEY, what TEXT);
     INSERT INTO sent VALUES (1, 'a message of an earlier version');
+    DROP INDEX files_by_content;
+    ALTER TABLE files DROP COLUMN content;
     DROP INDEX impressions_by_opponent;
     ALTER TABLE impressions RENAME COLUMN opponent TO trial;
     CREATE INDEX impressions_by_trial ON impressions (trial) WHERE trial IS NOT NULL;
@@ -126,3 +128,5 @@ def test_a_folder_of_an_earlier_format_keeps_its_clicks_and_its_record_of_what_w
             )
             assert not shared.exists()
             client.settings.set_order("learned")
+            client.index()
+            assert client.store.count("SELECT count(*) FROM files WHERE content IS NULL") == 0

@@ -7,14 +7,13 @@ import json
 import mailbox
 import os
 import socket
-import zipfile
-from pathlib import Path
 
 import pytest
 
-from fedrank.search import readers, sources
+from fedrank.search import formats, readers, sources
 from fedrank.search.readers import Unreadable, link_of, text_of_markup
-from fedrank.search.sources import FoundFile, Left, walk
+from fedrank.search.sources import FoundFile, walk
+from tests.search.reading import only, read
 
 MAIL = b"""From: "Ann B." <ann@example.org>
 To: me@example.org
@@ -40,30 +39,6 @@ Content-Transfer-Encoding: base64
 AAAA
 --xx--
 """
-
-
-def read(folder: Path):
-    """(documents by path, reasons by path) of a folder."""
-    documents, reasons = {}, {}
-    for found in walk(folder):
-        name = os.fsdecode(found.key)
-        if isinstance(found, Left):
-            reasons[name] = found.reason
-            continue
-        assert isinstance(found, FoundFile)
-        for piece in found.pieces():
-            if isinstance(piece, Unreadable):
-                reasons[name] = str(piece)
-            else:
-                documents.setdefault(name, []).append(piece)
-    return documents, reasons
-
-
-def only(folder: Path):
-    documents, reasons = read(folder)
-    assert not reasons
-    (pieces,) = documents.values()
-    return pieces
 
 
 def test_text_markdown_and_code_are_files_with_titles(tmp_path):
@@ -347,7 +322,8 @@ def test_a_year_that_no_database_takes_is_no_obstacle(tmp_path, monkeypatch):
     real = os.stat(tmp_path / "a.txt")
     for years in (10**15, -(10**15)):
         facts = os.stat_result([*real[:7], 0, years, 0], {"st_mtime_ns": years * 10**9})
-        assert abs(sources._modified(facts)) == sources.LATEST < 1 << 63
+        _, modified = sources._size_and_time(None, "", facts, "")
+        assert abs(modified) == sources.LATEST < 1 << 63
 
 
 def test_what_may_not_be_read_is_counted(tmp_path, monkeypatch):
@@ -361,43 +337,6 @@ def test_what_may_not_be_read_is_counted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sources.os, "open", refuse)
     assert read(tmp_path)[1] == {"a.txt": "not allowed"}
-
-
-def office(path: Path, member: str, xml: bytes) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(member, xml)
-
-
-def test_office_files_are_their_text(tmp_path):
-    word = b"<w:document xmlns:w='w'><w:p><w:t>one</w:t></w:p><w:p><w:t>two &amp; three</w:t></w:p></w:document>"
-    office(tmp_path / "a.docx", "word/document.xml", word)
-    office(tmp_path / "b.odt", "content.xml", b"<o:d xmlns:o='o'><o:p>four</o:p></o:d>")
-    office(tmp_path / "c.pptx", "ppt/slides/slide1.xml", b"<a:t xmlns:a='a'>five</a:t>")
-    documents, reasons = read(tmp_path)
-    assert not reasons
-    assert [pieces[0].text for pieces in documents.values()] == ["one\ntwo & three", "four", "five"]
-
-
-def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_UNPACKED", 1 << 20)
-    office(tmp_path / "a.docx", "word/document.xml", b"<a>" + b" " * (8 << 20) + b"</a>")
-    laughs = b"<!DOCTYPE a [<!ENTITY b 'ha'><!ENTITY c '&b;&b;&b;&b;'>]><a>&c;</a>"
-    office(tmp_path / "b.docx", "word/document.xml", laughs)
-    (tmp_path / "c.docx").write_bytes(b"PK\x03\x04 nothing more")
-    documents, reasons = read(tmp_path)
-    assert not documents
-    assert reasons == {
-        "a.docx": "unpacks to too much", "b.docx": "broken office file", "c.docx": "broken office file",
-    }  # fmt: skip
-
-
-@pytest.mark.long
-def test_office_files_of_one_comment_or_of_elements_in_each_other(tmp_path):
-    office(tmp_path / "a.docx", "word/document.xml", b"<a><!--" + b"x" * (40 << 20) + b"-->text</a>")
-    office(tmp_path / "b.docx", "word/document.xml", b"<a>" * (5 << 20))
-    documents, reasons = read(tmp_path)
-    assert documents["a.docx"][0].text == "text"
-    assert reasons == {"b.docx": "broken office file"}
 
 
 def test_pdf_without_the_package_is_counted(tmp_path, monkeypatch):
@@ -436,20 +375,93 @@ def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
     assert reasons == {"b.pdf": "broken PDF", "c.pdf": "PDF without text"}
 
 
-@pytest.mark.long
-def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
+def test_no_other_page_of_a_pdf_is_read_after_some_seconds(tmp_path, monkeypatch):
     pytest.importorskip("pypdf")
-    monkeypatch.setattr(readers, "MAX_SECONDS", 0.2)
-    (tmp_path / "a.pdf").write_bytes(pdf_of(") Tj (" * 200_000))
-    (tmp_path / "b.pdf").write_bytes(pdf_of("an orchard on paper"))
-    documents, reasons = read(tmp_path)
-    assert reasons == {"a.pdf": "PDF that takes too long"}
-    assert documents["b.pdf"][0].text == "an orchard on paper"
+    pages = b"/Kids [3 0 R 3 0 R 3 0 R] /Count 3"
+    (tmp_path / "a.pdf").write_bytes(pdf_of("an orchard").replace(b"/Kids [3 0 R] /Count 1", pages))
+    assert only(tmp_path)[0].text.split("\n\n") == ["an orchard"] * 3
+    seconds = iter((0.0, 1.0, readers.MAX_SECONDS + 1))
+    monkeypatch.setattr(readers.time, "thread_time", lambda: next(seconds))
+    assert only(tmp_path)[0].text == "an orchard"
 
 
 def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(readers, "MAX_PART", 1000)
     data = b"From a\nSubject: 1\n\nx\n\nFrom b\nSubject: 2\n\n" + b"y" * 3000 + b"\n" + b"z\n" * 900
     data += b"\nFrom c\nSubject: 3\n\nz\n"
-    pieces = list(readers.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))
+    pieces = list(formats.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))
     assert [str(p) if isinstance(p, Unreadable) else p.title for p in pieces] == ["1", "too large", "3"]
+
+
+PROFILE = {
+    "prefs.js": "user_pref('x', 1);", "logins.json": "{}", "Mail/Local Folders/Inbox.msf": "// <!-- <mdb:mork -->",
+    "Mail/Local Folders/msgFilterRules.dat": "name=x", "Mail/Local Folders/Archive.sbd/2020.msf": "",
+    "ImapMail/host/INBOX.msf": "",
+}  # fmt: skip
+
+
+def test_a_profile_of_thunderbird_is_its_mail(tmp_path):
+    profile = tmp_path / "abc.default"
+    for name, text in PROFILE.items():
+        (profile / name).parent.mkdir(parents=True, exist_ok=True)
+        (profile / name).write_text(text)
+    box = b"From - Mon Jan 1\nX-Mozilla-Status: 0001\n" + MAIL + b"\n\n"
+    (profile / "Mail" / "Local Folders" / "Inbox").write_bytes(box)
+    (profile / "Mail" / "Local Folders" / "Archive.sbd" / "2020").write_bytes(box.replace(b"0001", b"0009"))
+    (profile / "ImapMail" / "host" / "Sent" / "cur").mkdir(parents=True)
+    (profile / "ImapMail" / "host" / "Sent" / "tmp").mkdir()
+    (profile / "ImapMail" / "host" / "Sent" / "cur" / "123.eml").write_bytes(MAIL)
+    documents, reasons = read(tmp_path)
+    below = "abc.default/Mail/Local Folders/"
+    assert [*documents] == ["abc.default/ImapMail/host/Sent/123.eml", f"{below}Inbox"]
+    assert reasons.pop(f"{below}Archive.sbd/2020") == "deleted in the mail program"
+    assert {*reasons.values()} == {"data of a program"}
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_message_of_a_box_keeps_its_key_when_its_flags_change(tmp_path, end):
+    mail = b"Subject: x\nX-Mozilla-Status: 0000\nX-Mozilla-Keys: a\nStatus: RO\n\nX-Status: of the body\n"
+    (tmp_path / "a.mbox").write_bytes((b"From x\n" + mail).replace(b"\n", end))
+    (before,) = only(tmp_path)
+    changed = mail.replace(b"0000", b"0003").replace(b"RO", b"O").replace(b"Keys: a", b"Keys:  ")
+    (tmp_path / "a.mbox").write_bytes((b"From x\n" + changed).replace(b"\n", end))
+    assert only(tmp_path)[0].part == before.part
+    (tmp_path / "a.mbox").write_bytes((b"From x\n" + mail.replace(b"the body", b"another")).replace(b"\n", end))
+    assert only(tmp_path)[0].part != before.part
+
+
+def test_notes_of_obsidian_have_titles_dates_and_links_as_words(tmp_path):
+    (tmp_path / "a.md").write_text(
+        '---\ntitle: "Garden plan"\ntags: [fruit, winter]\ncreated: 2024-01-01\n---\n# Heading\n'
+        "See [[People/Ann|my friend]], ![[plan.png]] and [[Trees]] #garden/soil\n"
+    )
+    (tmp_path / "b.md").write_text("---\nnot: closed\n# Heading\n[[broken\nlink]] [[]]")
+    (tmp_path / "c.md").write_text("Some text first.\n\n---\n\ntitle: no front matter\n\n---\n")
+    documents, _ = read(tmp_path)
+    note = documents["a.md"][0]
+    assert (note.title, note.date, note.name) == ("Garden plan", 1704067200, "a.md")
+    assert "See my friend (People/Ann), plan.png and Trees #garden/soil" in note.text
+    assert "tags: [fruit, winter]" in note.text
+    assert not note.text.startswith("---")
+    assert documents["b.md"][0].title == "Heading"
+    assert "[[broken\nlink]] [[]]" in documents["b.md"][0].text
+    assert (documents["c.md"][0].title, documents["c.md"][0].date) == ("Some text first.", 0)
+
+
+def test_identifiers_of_source_code_are_words_too(tmp_path):
+    (tmp_path / "a.py").write_text("def read_file(httpServer, XMLParser2, x, größeGeändert):\n    return __init__\n")
+    (tmp_path / "b.c").write_text("int x;")
+    documents, _ = read(tmp_path)
+    text, words = documents["a.py"][0].text.rsplit("\n\n", 1)
+    assert text == "def read_file(httpServer, XMLParser2, x, größeGeändert):\n return __init__"
+    assert words == "identifiers: read file, http server, xml parser 2, größe geändert"
+    assert documents["b.c"][0].text == "int x;"
+
+
+@pytest.mark.parametrize("text", ["a_" * 500_000, "aB" * 500_000, "x" * 1_000_000, "a_b " * 250_000, "---\n" * 200_000])
+def test_source_code_and_notes_take_linear_time(tmp_path, text):
+    (tmp_path / "a.c").write_text(text)
+    (tmp_path / "b.md").write_text(text + "[[" * 100_000)
+    documents, reasons = read(tmp_path)
+    assert not reasons
+    assert all(len(pieces[0].text) <= readers.MAX_TEXT + 20 for pieces in documents.values())

@@ -143,8 +143,10 @@ def main() -> None:
     try:
         show_warnings_as_notes()
         _refuse_earlier_names(sys.argv[1:])
-        completes = "_FEDRANK_COMPLETE" in os.environ  # a shell asks for the words that may follow
-        build_app(None if completes else next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
+        words = sys.argv[1:]
+        if "_FEDRANK_COMPLETE" in os.environ:  # a shell asks for the words that may follow
+            words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+        build_app(next((word for word in words if not word.startswith("-")), ""))()
     except KeyboardInterrupt:  # outside the commands, which print how to resume
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe

@@ -6,10 +6,6 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 
-_TOGETHER = (
-    "removed: in simulations, a model that 300 to 5,000 people trained together did not rank new searches better, even "
-    "without noise; search alone"
-)
 # Words after `fedrank` in an earlier version: their replacement. A group comes after its commands; those that are not
 # listed have the same name in the new group.
 RENAMED = {
@@ -60,12 +56,7 @@ RENAMED = {
     "deploy readmit": "`deploy run SPEC --readmit SITE`",
     "deploy unlearn": "`deploy forget`",
     "trial": "`engine trial`",
-    "search demo": "`search serve --demo`",
-    "search join": _TOGETHER,
-    "search aggregate": _TOGETHER,
-    "search leave": "removed; use `deploy leave` for the site that took part",
     "search index --encoder": "removed: its features never changed the order",
-    "search export": "`search status --ubi FOLDER`",
     "methods place": "`methods placement`",
     "methods user": "`methods click-model`",
     "data build --least": "`data build --min-interactions`",

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedrank.cli.find import SearchGroup, facts_of, open_result, print_results, recent_queries
 from fedrank.cli.shared import (
+    EXIT_FAILURE,
     AsJson,
     Browser,
     Port,
@@ -25,13 +27,14 @@ from fedrank.cli.shared import (
 )
 from fedrank.display import count_of
 from fedrank.search.folders import default_folder, folder_option
+from fedrank.search.results import PAGE_SIZE
 
 if TYPE_CHECKING:
     from fedrank.search.agents import AgentSearch
     from fedrank.search.client import SearchClient
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
-search_app = typer.Typer(no_args_is_help=True)
+search_app = typer.Typer(cls=SearchGroup, no_args_is_help=True, subcommand_metavar="WORDS... | COMMAND [ARGS]...")
 Home = Annotated[
     Path | None,
     typer.Option("--folder", envvar="FEDRANK_SEARCH", help="Folder of the index. Default: your data folder."),
@@ -47,13 +50,22 @@ DEMO_FOLDER = Path("search-demo")
 def search_index(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders, mail (mbox, Maildir, .eml) or JSONL. Default: those of the last time."),
+        typer.Argument(
+            help="Folders, mail (mbox, Maildir, .eml), JSONL, profiles of browsers and Thunderbird, Zotero's folder. "
+            "Default: those of the last time."
+        ),
     ] = None,
     bookmarks: Annotated[
         list[Path] | None, typer.Option(help="Bookmarks exported from a browser; may be repeated.")
     ] = None,
     language: Annotated[
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Program that writes the text of files, by ending, such as 'png=tesseract {file} -'; may be repeated."
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Continue to index changes until Ctrl-C.")] = False,
     remove: Annotated[
@@ -64,18 +76,26 @@ def search_index(
     quiet: Quiet = False,
 ) -> None:
     """Index documents, or update the index. A stopped command continues where it stopped."""
+    from fedrank.search.commands import remember_command
     from fedrank.search.render import skipped_counts
 
     if remove:
-        if paths or bookmarks or watch:
+        if paths or bookmarks or watch or command:
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
                 print_line(f"{path}: {count_of(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
-        with progress(quiet) as tell:
-            done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        for given in command or []:
+            remember_command(client.store, given)
+        try:
+            with progress(quiet) as tell:
+                done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        except KeyboardInterrupt:
+            documents = count_of(client.status().documents, "document")
+            print_line(f"Stopped; {documents} are in the index. Run the same command to continue.")
+            raise typer.Exit(130) from None
         _print_indexed(done)
         if said := skipped_counts(done.skipped):
             print_line(f"Skipped: {said} (list them: fedrank search status --skipped{folder_option(folder)})")
@@ -92,6 +112,58 @@ def search_index(
             print_line("Watching for changes; Ctrl-C stops.")
             with contextlib.suppress(KeyboardInterrupt):
                 watch_folders(client, _print_indexed, threading.Event())
+
+
+@search_app.command(
+    "find",
+    epilog="Examples:  fedrank search roof invoice  ·  fedrank search '\"night train\" -draft type:pdf'  ·  fedrank "
+    "search roof --open 1  ·  the same with the name of the command:  fedrank search find roof --json",
+    context_settings={"ignore_unknown_options": True},  # -draft is a word to exclude
+)
+def search_find(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help='Words, "exact words", begin*, -without, title:, in:, from:, type:, tag:, after:, before:.',
+            autocompletion=recent_queries,
+        ),
+    ] = None,
+    open: Annotated[
+        int | None,
+        typer.Option(min=1, max=100, help="Open the result with this number; without words, of the last search."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number of results.")] = 10,
+    as_json: AsJson = False,
+    folder: Home = None,
+) -> None:
+    """Search in the terminal; `fedrank search WORDS` is the same. Exit code 0: found, 1: nothing found, 2: error.
+
+    Searches, and results opened with --open, are recorded as on the page. Give words that begin with the name of a
+    command behind `--`, as in: fedrank search -- index funds.
+    """
+    query = " ".join(words or [])
+    if unknown := [word for word in words or [] if word.startswith("--")]:
+        raise ValueError(f"unknown option {unknown[0]}; the options are --open, --limit, --json and --folder")
+    if open is None and not query.strip():
+        raise ValueError("give words to search for, or --open with the number of a result of the last search")
+    if open and as_json:
+        raise ValueError("--json cannot be combined with --open; use the path or link of the result")
+    with _client(folder) as client:
+        if not query.strip():
+            last = client.last_search()
+        else:
+            shown = client.search(query)
+            last = shown.impression
+            pages = range(2, 1 if open else min(shown.pages, -(-limit // PAGE_SIZE)) + 1)
+            results = [*shown.results, *(one for page in pages for one in client.shown(last, page).results)][:limit]
+            if as_json:
+                print_json(facts_of(client, shown, results))
+            elif not open or not results:
+                print_results(shown, results)
+            if not results:
+                raise typer.Exit(EXIT_FAILURE)
+        if open:
+            open_result(client, last, open)
 
 
 @search_app.command(
@@ -353,9 +425,10 @@ def _print_agents(agents: AgentSearch, as_json: bool) -> None:
 
 
 def _print_indexed(done: Indexed) -> None:
+    moved = f"{count_of(done.moved, 'file')} moved; " if done.moved else ""
     print_line(
         f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
-        f"{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
+        f"{moved}{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import threading
@@ -188,9 +189,10 @@ def progress(quiet: bool = False) -> Iterator[Progress]:
         shown: dict[str, Any] = {}
 
         def tell(what: str, done: float, of: float, detail: str = "") -> None:
+            total = of if math.isfinite(of) else None  # not known yet
             if what not in shown:
-                shown[what] = bars.add_task(what, total=of, detail=detail)
-            bars.update(shown[what], completed=done, total=of, detail=detail)
+                shown[what] = bars.add_task(what, total=total, detail=detail)
+            bars.update(shown[what], completed=done, total=total, detail=detail)
             if done >= of:
                 bars.remove_task(shown.pop(what))
 

@@ -131,7 +131,7 @@ class AgentSearch:
                     "LIMIT -1 OFFSET ?)",
                     (MAX_LOG,),
                 )
-            excerpts = client.pages.excerpts(shown, request.terms, WORDS, CHARACTERS)
+            excerpts = client.pages.excerpts(shown, request.parsed, WORDS, CHARACTERS)
         return {
             "id": id,
             "results": [{"index": index, **one, "date": day(one["date"])} for index, one in enumerate(excerpts)],

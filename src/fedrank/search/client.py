@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,12 +23,14 @@ from fedrank.search.forgetting import (
     forget_learned,
     forget_searches,
 )
-from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, warm_up
+from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded
 from fedrank.search.index import Candidacy, Engine
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists, raw_features, still_there
+from fedrank.search.queries import parse
+from fedrank.search.reader_process import ReaderProcess
 from fedrank.search.readers import clean
-from fedrank.search.result_pages import ResultPages, count_pages, explain
+from fedrank.search.result_pages import Asked, ResultPages, count_pages, explain, marked_words
 from fedrank.search.results import (
     PAGE_SIZE,
     Document,
@@ -90,8 +92,6 @@ class SearchClient:
             self.lists = ResultLists(self.rows)
             self.pages = ResultPages(self.store, self.features)
             self._closing = closing.pop_all()
-        if serve:  # compile in the background; the store is not used
-            threading.Thread(target=warm_up, args=(self.features,), daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -111,25 +111,27 @@ class SearchClient:
         *,
         bookmarks: Sequence[str | os.PathLike[str]] = (),
         progress: Progress = quiet,
+        changed: Collection[Path] | None = None,
     ) -> Indexed:
         """Index new and changed files below these paths and all paths given earlier; deleted files are removed.
 
         A path is a folder (including a Maildir) or one file: text, mbox, .eml, JSONL. File contents are not trusted:
-        files that cannot be read are counted by reason. Indexing can be interrupted; the next call continues.
+        they are read in a process with limits, and those that cannot be read are counted by reason. Indexing can be
+        interrupted; the next call continues. With `changed`, only these paths and what is below them are looked at.
         """
         began = time.monotonic()
         with self.engine.updating():
             with self.store.turn:
                 remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
-            progress("prepare", 0, 1, "compiling once on this machine, about 10 seconds")
-            warm_up(self.features)
-            progress("prepare", 1, 1)
-            with self.store.turn:
-                collector = Collector(
-                    self.store, self.features, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
-                )
-            counts = collector.collect(roots)
+            with ReaderProcess(self.folder) as reader:
+                with self.store.turn:
+                    collector = Collector(
+                        self.store, self.features, reader, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
+                    )
+                counts = collector.collect(roots, changed)
+            if self.store.setting("has_forgotten"):
+                self.engine.make_anew()
             self.engine.follow()
         with self.store.turn:
             documents = self.store.count("SELECT count(*) FROM documents")
@@ -137,6 +139,7 @@ class SearchClient:
             return Indexed(
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
                 skipped_files(self.store), time.monotonic() - began, empty_roots(self.store), missing_roots(self.store),
+                counts.moved,
             )  # fmt: skip
 
     def remove_root(self, path: str | os.PathLike[str]) -> int:
@@ -160,21 +163,22 @@ class SearchClient:
         with self.store.turn:
             request = self.request(query, filters, sort)
             self._settle(request.time, searching=True)
-            one = self.lists.add(request, *self.candidates(request))
-            return self.pages.page(one, 1, self.lists.clicks(one))
+            return self._page(self.lists.add(request, *self.candidates(request)), 1)
 
     def request(self, query: str, filters: Filters | None = None, sort: Sort = "rank") -> Query:
         """A query as it is searched, now."""
         text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
-        return Query(text, self.features.query(text), filters or Filters(), sort, self._clock())
+        parsed = parse(text)
+        return Query(text, self.features.query(parsed.words), filters or Filters(), sort, self._clock(), parsed)
 
     def candidates(self, request: Query, among: Sequence[int] | None = None) -> tuple[Candidacy, NDArray[np.float16]]:
         """The engine's candidates, of these documents only if `among` is given, and their features."""
         self.engine.catch_up()
-        terms = self.features.engine_terms(request.text)
-        found = self.engine.candidates_for(terms, request.filters, request.sort == "date", among)
+        terms = self.features.engine_terms(request.parsed.words)
+        by_date = request.sort == "date"
+        found = self.engine.candidates_for(terms, request.filters, by_date, among, request.parsed)
         found, rows = still_there(self.store, found)
-        return found, raw_features(self.store, self.features, request, found, rows)
+        return found, raw_features(self.store, request, found, rows)
 
     def _settle(self, now: float, searching: bool) -> None:
         """Update the state of all impressions, and judge the opponents."""
@@ -195,7 +199,11 @@ class SearchClient:
                 self._take_back(one, page)
             elif page > 1:
                 one = self.lists.extend(one, page)
-            return self.pages.page(one, page, self.lists.clicks(one))
+            return self._page(one, page)
+
+    def _page(self, one: Recorded, page: int) -> Shown:
+        shown = self.pages.page(one, page, self.lists.clicks(one))
+        return replace(shown, suggestion=self.engine.respelled(one.query))
 
     def _take_back(self, one: Recorded, page: int) -> None:
         clicks = [
@@ -219,6 +227,21 @@ class SearchClient:
             if click and self.lists.is_recorded(one) and self.settings.learns:
                 self.rows.click(one.id, position, id, self._clock())
             return document
+
+    def marked(self, text: str, impression: int) -> tuple[tuple[int, int], ...]:
+        """The [start, end) ranges of a text with words of a search; none if it is not recorded."""
+        with self.store.turn:
+            try:
+                query = self.lists.get(impression).query
+            except NotFound:
+                return ()
+        return marked_words(text, Asked(parse(query), self.features)).marked
+
+    def last_search(self) -> int:
+        """The number of the last recorded search."""
+        if not (last := self.store.count("SELECT max(id) FROM impressions")):
+            raise SearchError("no search is recorded; give the words to search for")
+        return last
 
     def bounced(self, impression: int, position: int) -> None:
         """Mark a click as bounced: it stays recorded but is not learned from."""
@@ -269,14 +292,14 @@ class SearchClient:
         Give exactly one of the five. With a document, `searches` also deletes the searches that showed it; otherwise
         `ForgottenRows.kept` has their queries.
 
-        A forgotten document is not indexed again; its hashed words leave the index at the next merge of segments.
+        A forgotten document is not indexed again; its words leave the index at the next call of `index`.
         """
         if sum((query is not None, document is not None, since is not None, learned, everything)) != 1:
             raise SearchError("give exactly one of query, document, since, learned and everything; nothing was deleted")
         with self.store.turn:
             self.lists.forget_unrecorded()
             if everything:
-                with self.engine.updating():
+                with self.engine.updating(), ReaderProcess(self.folder):  # which deletes copies that a kill has left
                     gone = forget_everything(self.store)
                     self.engine.begin_anew()
                     begin(self.rows, self._clock)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet
-from fedrank.search.ingest import forgotten_name
+from fedrank.search.ingest import leave_out
+from fedrank.search.queries import parse
 from fedrank.search.readers import clean
 from fedrank.search.results import ForgottenRows
 from fedrank.search.store import Store, in_parts, marks
@@ -21,7 +22,7 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
     values: list[Any]
     if query is not None:
         text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
-        key = features.query(text).key
+        key = features.query(parse(text).words).key
         which, values = "query = ? OR (terms = ? AND terms != x'')", [text, key]
     else:
         which, values = "time >= ?", [since]
@@ -72,17 +73,20 @@ def listed_in(store: Store, document: int) -> list[tuple[int, str]]:
 def forget_document(store: Store, document: int, searches: bool = False) -> ForgottenRows:
     """Delete a document and its clicks, and exclude it from later indexing; with `searches`, those that showed it."""
     listed = listed_in(store, document)
-    file, root, key, part = store.one(
-        "SELECT file, roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON "
+    file, root, key, content, part = store.one(
+        "SELECT file, roots.path, key, content, part FROM documents JOIN files ON files.id = file JOIN roots ON "
         "roots.id = root WHERE documents.id = ?",
         document,
     )
     blob = int(document).to_bytes(8, "little")
     with store.writing():
         deleted = _delete([id for id, _ in listed], store) if searches else 0
-        store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
+        leave_out(store, root, key, part)
         store.remove([document])
+        store.set(has_forgotten=1)
         if not part:  # the document is the whole file, so its name is deleted, too
+            if content:  # wherever it is moved
+                leave_out(store, b"", content, "")
             store.db.execute("DELETE FROM files WHERE id = ?", (file,))
             store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
         clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRows, WordStatistics
+from fedrank.data.live_features import FeatureSet
 from fedrank.search.results import NotFound
 from fedrank.search.store import Store, marks
 from fedrank.types import Features, Scores
@@ -98,12 +98,6 @@ def engine_first(scores: NDArray[Any]) -> NDArray[Any]:
     """
     raised = np.maximum.accumulate(scores[::-1])[::-1]
     return np.concatenate([raised[:ENGINE_FIRST], scores[ENGINE_FIRST:]])
-
-
-def warm_up(features: FeatureSet) -> None:
-    """Compile what searching needs before the first search."""
-    some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
-    features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some))
 
 
 class ImpressionRows:

@@ -15,6 +15,7 @@ from fedrank.ranking.gate import Team
 from fedrank.search.impressions import ENGINE_FIRST
 from fedrank.search.memory import EarlierClicks
 from fedrank.search.opponents import ENGINE, FORGETFUL, winners
+from fedrank.search.queries import parse
 from fedrank.search.results import Explained
 from fedrank.search.status import WEEKS, monday
 from fedrank.search.store import Store
@@ -87,7 +88,9 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     with client.store.turn:
         one, explained = client.lists.get(impression), client.why(impression)
         ids = [each.result.id for each in explained if not each.result.gone]
-        found = client.lists.memory.reasons(client.features.query(one.query), ids, impression) if ids else ()
+        found = (
+            client.lists.memory.reasons(client.features.query(parse(one.query).words), ids, impression) if ids else ()
+        )
     opened: dict[int, list[EarlierClicks]] = defaultdict(list)
     for reason in found:
         opened[reason.document].append(reason)

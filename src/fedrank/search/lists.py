@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms
+from fedrank.data.live_features import ForwardRows, QueryTerms
+from fedrank.search.features import weighted_features
 from fedrank.search.impressions import Clicked, ImpressionRows, ListKind, Recorded, best_order
 from fedrank.search.index import Candidacy
 from fedrank.search.memory import ClickMemory
 from fedrank.search.opponents import FORGETFUL, Opponents
+from fedrank.search.queries import NO_CONDITIONS, Parsed
 from fedrank.search.results import PAGE_SIZE, Filters, Sort
 from fedrank.search.settings import SearchSettings
 from fedrank.search.store import Store, marks
@@ -33,6 +35,7 @@ class Query:
     filters: Filters
     sort: Sort
     time: float
+    parsed: Parsed = NO_CONDITIONS
 
 
 def still_there(store: Store, found: Candidacy) -> tuple[Candidacy, ForwardRows]:
@@ -44,11 +47,9 @@ def still_there(store: Store, found: Candidacy) -> tuple[Candidacy, ForwardRows]
     return Candidacy(found.documents[there], found.scores[there], found.found), rows
 
 
-def raw_features(
-    store: Store, features: FeatureSet, query: Query, found: Candidacy, rows: ForwardRows
-) -> NDArray[np.float16]:
-    """Features of all candidates, in the precision in which they are recorded; those of metadata have no weight."""
-    return features.raw(query.terms, rows, found.scores, store.statistics()).astype(np.float16)
+def raw_features(store: Store, query: Query, found: Candidacy, rows: ForwardRows) -> NDArray[np.float16]:
+    """Features of all candidates, in the precision in which they are recorded; 0 for those without a weight."""
+    return weighted_features(query.terms, rows, found.scores, store.statistics()).astype(np.float16)
 
 
 class ResultLists:
@@ -110,8 +111,8 @@ class ResultLists:
         shown = best_order(scores)[:PAGE_SIZE]
         kind: ListKind = "plain"
         teams, opponent = None, None
-        if query.filters or query.sort != "rank" or order != "learned" or not learns:
-            if query.sort == "date" or order == "engine":
+        if query.filters or query.parsed or query.sort != "rank" or order != "learned" or not learns:
+            if query.sort == "date" or order == "engine" or not len(query.terms):
                 shown = np.arange(len(raw))[:PAGE_SIZE]
         elif self.rows.fast(query.time):
             kind = "fast"

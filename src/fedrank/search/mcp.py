@@ -41,7 +41,8 @@ def search_tools(agents: AgentSearch) -> Any:
     def search(query: str, limit: int = MAX_RESULTS) -> dict[str, Any]:
         """Search the user's documents in the folders allowed for agents, best first; `id` is for feedback.
 
-        The user can read every query.
+        A query has words, and conditions such as "exact words", -without, title:roof, type:pdf, in:folder, from:anna,
+        after:2026-01-31 and before:2026. The user can read every query.
         """
         with _told():
             return agents.search(query, limit)

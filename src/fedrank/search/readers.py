@@ -1,7 +1,7 @@
-"""Readers that turn the bytes of a file into documents: text, HTML, mail, JSON lines, bookmarks, office files, PDF.
+"""Readers that turn the bytes of a file into documents: text, source code, HTML, mail, JSON lines, bookmarks, PDF.
 
-Input is not trusted. Every reader takes linear time and limited memory, and raises `Unreadable` with a reason that is
-counted. Nothing is fetched from a network, and nothing in a document is executed.
+Input is not trusted. Readers take linear time and limited memory, and raise `Unreadable` with a reason that is counted;
+the process in which they run has limits, too. Nothing is fetched from a network, and nothing in a document is executed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import json
 import logging
 import re
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
-from xml.parsers import expat
 
 from fedrank.data.values import parse_time
 from fedrank.extras import missing_extra
@@ -34,27 +32,17 @@ from fedrank.search.results import Kind
 
 MAX_TEXT = 1_000_000  # characters stored per document
 MAX_PART = 32 << 20  # bytes of one message, or of one line of JSON
-MAX_UNPACKED = 64 << 20  # bytes of an unpacked office file
 MAX_PARTS = 500  # MIME parts read per message
 MAX_BOUNDARIES = 200  # per message; the standard parser compares every line with all open boundaries
 MAX_HEADER_LENGTH = 20_000  # characters read of a header
 MAX_PARAMETERS_LENGTH = 2_000  # of a header with parameters; the standard parser takes quadratic time
-DEEPEST_XML = 1_000  # nested elements; each open element takes memory
 LONGEST_TITLE = 100  # characters of a first line used as the title
 MAX_PAGES = 2_000  # of a PDF
-MAX_SECONDS = 10.0  # CPU time for a PDF, whose content streams may recurse without end
+MAX_SECONDS = 10.0  # CPU time after which no other page of a PDF is read
 _BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single space, the common case, is not replaced
 _LINES = re.compile(r"\n\s*\n+")
 _BOUNDARY = re.compile(rb"boundary\s*=", re.IGNORECASE)
-_CODE = frozenset(
-    "bash bat c cc cfg clj cpp cs css dart el erl ex fs go gradle h hpp hs ini java jl js json kt lisp lua m make ml "  # noqa: SIM905
-    "nim pas php pl proto ps1 py r rb rkt rs scala sh sql swift tcl tf toml ts tsx v vb vim xml yaml yml zig".split()
-)
-_TEXT = {"txt", "text", "md", "markdown", "rst", "org", "tex", "csv", "tsv", "log", "adoc", "bib", "srt"}
-_PROSE = {"txt", "text", "md", "markdown", "rst", "org", "adoc", "docx", "odt", "pptx", "odp"}  # may have a title line
-_MARKUP = {"html", "htm", "xhtml"}
-_OFFICE = {"docx": "word/document.xml", "odt": "content.xml", "odp": "content.xml", "ods": "content.xml"}
-_SLIDES = re.compile(r"ppt/slides/slide\d{1,4}\.xml")
+_PROSE = {"txt", "text", "md", "markdown", "rst", "org", "adoc"}  # may have a title line
 
 
 class Unreadable(ValueError):
@@ -77,53 +65,12 @@ class ParsedDocument:
     name: str = ""  # file name, which is searchable but not displayed; "" if it is the title
 
 
-def format_of(name: str, first: bytes) -> str:
-    """The format by name and first bytes: text, markup, eml, mbox, jsonl, bookmarks, pdf or office."""
-    ending = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
-    if ending in _OFFICE or ending == "pptx":
-        return "office"
-    if first.startswith(b"%PDF-"):
-        return "pdf"
-    if ending == "eml":
-        return "eml"
-    if ending in ("jsonl", "ndjson"):
-        return "jsonl"
-    if first.startswith(b"From ") and b"\n" in first and (ending in ("mbox", "mbx") or _has_headers(first)):
-        return "mbox"
-    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "text"
-    if b"\0" in first:
-        raise Unreadable("not text")
-    if first.lstrip()[:40].upper().startswith(b"<!DOCTYPE NETSCAPE-BOOKMARK-FILE"):
-        return "bookmarks"
-    if ending in _MARKUP:
-        return "markup"
-    if ending in _TEXT or ending in _CODE:
-        return "text"
-    try:
-        first[: len(first) - 4 if len(first) > 4 else None].decode("utf-8")
-    except UnicodeDecodeError as problem:
-        if problem.end < len(first) - 8:
-            raise Unreadable("not text") from None
-    return "text"
-
-
-def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[ParsedDocument | Unreadable]:
-    """The documents of a file, and the reasons for its unreadable parts."""
-    if format == "mbox":
-        yield from _mbox(file, size)
-    elif format == "jsonl":
-        yield from _json_lines(file, size)
-    else:
-        yield from READERS[format](file.read(size), name)
-
-
 def has_bookmarks(path: Path) -> bool:
     """Whether this is a file with bookmarks as browsers export them."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
-        return any(True for _ in _bookmarks(file.read(MAX_PART), ""))
+        return any(True for _ in read_bookmarks(file.read(MAX_PART), ""))
 
 
 def clean(text: str) -> str:
@@ -151,36 +98,69 @@ def _unescaped(text: str) -> str:
 
 
 @contextmanager
-def _or_unreadable(reason: str) -> Iterator[None]:
+def or_unreadable(reason: str) -> Iterator[None]:
     """Turn every error of a parser into `Unreadable`, since parsers may fail in any way on untrusted files."""
     try:
         yield
-    except Unreadable:
+    except (Unreadable, MemoryError):
         raise
     except Exception:
         raise Unreadable(reason) from None
 
 
-def _one_line(text: str, most: int = 300) -> str:
+def one_line(text: str, most: int = 300) -> str:
     return " ".join(clean(text[: 10 * most]).split())[:most]
 
 
-def _text(data: bytes, name: str) -> Iterator[ParsedDocument]:
+def read_text(data: bytes, name: str) -> Iterator[ParsedDocument]:
     ending = name.rpartition(".")[2].lower()
     text = clean(decoded(data)[: 4 * MAX_TEXT])
-    heading = re.search(r"^#{1,3}[ \t]+(.{1,300})", text, re.MULTILINE) if ending in ("md", "markdown") else None
-    title = _first_line(text) if ending in _PROSE else ""
-    yield _titled(title if heading is None else _one_line(heading[1].strip("# ")), text, name)
+    if ending in ("md", "markdown"):
+        yield _markdown(text, name)
+    else:
+        yield titled(first_line(text) if ending in _PROSE else "", text, name)
 
 
-def _first_line(text: str) -> str:
+_FRONT = re.compile(r"---\s*\n(.{0,20000}?)\n---(?=\n|$)", re.DOTALL)
+_FACT = re.compile(r"^(title|date|created):[ ]?(.{1,300})", re.MULTILINE | re.IGNORECASE)
+_WIKI_LINK = re.compile(r"!?\[\[([^\[\]|\n]{1,300})(?:\|([^\[\]|\n]{1,300}))?\]\]")
+
+
+def _markdown(text: str, name: str) -> ParsedDocument:
+    """Markdown with the extensions of Obsidian: front matter in YAML, and links in double brackets."""
+    facts: dict[str, str] = {}
+    if front := _FRONT.match(text):
+        facts = {key.lower(): value.strip(" \"'") for key, value in _FACT.findall(front[1])}
+        text = f"{text[front.end() :].strip()}\n\n{front[1].strip()}".strip()
+    text = _WIKI_LINK.sub(lambda link: f"{link[2]} ({link[1]})" if link[2] else link[1], text)
+    heading = re.search(r"^#{1,3}[ \t]+(.{1,300})", text, re.MULTILINE)
+    title = first_line(text) if heading is None else one_line(heading[1].strip("# "))
+    date = read_date(facts.get("date") or facts.get("created") or "")
+    return replace(titled(one_line(facts.get("title", "")) or title, text, name), date=date)
+
+
+_IDENTIFIER = re.compile(r"[^\W\d]\w{3,79}")
+_IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
+MAX_IDENTIFIERS = 2_000  # of a file of source code
+
+
+def read_code(data: bytes, name: str) -> Iterator[ParsedDocument]:
+    """Source code, followed by the words of its identifiers: `readFile` is found by "read file", too."""
+    text = clean(decoded(data)[: 4 * MAX_TEXT])
+    distinct = [*dict.fromkeys(_IDENTIFIER.findall(text))]
+    parts = filter(lambda parts: len(parts) > 1, map(_IDENTIFIER_PART.findall, distinct[: 10 * MAX_IDENTIFIERS]))
+    words = ", ".join([*dict.fromkeys(" ".join(parts).lower() for parts in parts)][:MAX_IDENTIFIERS])
+    yield titled("", f"{text[: MAX_TEXT - len(words)]}\n\nidentifiers: {words}" if words else text, name)
+
+
+def first_line(text: str) -> str:
     """The first line if it can be a title: short, with a letter, and followed by more text; else ""."""
     line, _, rest = text.partition("\n")
-    line = _one_line(line.strip("#=*-_ \t"))
+    line = one_line(line.strip("#=*-_ \t"))
     return line if 3 <= len(line) <= LONGEST_TITLE and any(map(str.isalpha, line)) and rest.strip() else ""
 
 
-def _titled(title: str, text: str, name: str) -> ParsedDocument:
+def titled(title: str, text: str, name: str) -> ParsedDocument:
     """A file as a document, with a title from its content or else its name."""
     if not title and not text:
         raise Unreadable("empty")
@@ -233,11 +213,11 @@ def text_of_markup(source: str) -> tuple[str, str]:
             at = after + 1
         elif name.lstrip("/") not in _INLINE:
             pieces.append("\n")
-    return _one_line(title), clean(_unescaped("".join(pieces)))
+    return one_line(title), clean(_unescaped("".join(pieces)))
 
 
-def _markup(data: bytes, name: str) -> Iterator[ParsedDocument]:
-    yield _titled(*text_of_markup(decoded(data)), name)
+def read_markup(data: bytes, name: str) -> Iterator[ParsedDocument]:
+    yield titled(*text_of_markup(decoded(data)), name)
 
 
 _BOOKMARK = re.compile(
@@ -249,26 +229,32 @@ _HREF = re.compile(r'HREF="([^"]*)"', re.IGNORECASE)
 _ADDED = re.compile(r'ADD_DATE="(\d{1,18})"', re.IGNORECASE)
 
 
-def _bookmarks(data: bytes, name: str) -> Iterator[ParsedDocument]:
+def read_bookmarks(data: bytes, name: str) -> Iterator[ParsedDocument]:
     folders: list[str] = []
-    key = _part_keys()
+    key = part_keys()
     for found in _BOOKMARK.finditer(decoded(data)):
         if found[1] is not None:
-            folders = [*folders[-20:], _one_line(_unescaped(found[1]))]
+            folders = [*folders[-20:], one_line(_unescaped(found[1]))]
         elif found[2]:
             folders = folders[:-1]
         else:
             address = _HREF.search(found[3])
-            where = _one_line(_unescaped(address[1]) if address else "", 2_000)
-            title = _one_line(_unescaped(found[4])) or where
-            if not title:
-                continue
             added = _ADDED.search(found[3])
-            text = "\n".join(filter(None, [" / ".join(folders), _one_line(_unescaped(found[5] or ""), 2_000)]))
-            yield ParsedDocument(
-                key(where.encode()), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
-                where, link_of(where), _moment(float(added[1])) if added else 0,
-            )  # fmt: skip
+            text = "\n".join(filter(None, [" / ".join(folders), one_line(_unescaped(found[5] or ""), 2_000)]))
+            where = one_line(_unescaped(address[1]) if address else "", 2_000)
+            if one := page(_unescaped(found[4]), text, where, moment(float(added[1])) if added else 0, key):
+                yield one
+
+
+def page(title: str, text: str, address: str, date: int, key: Callable[[bytes], str]) -> ParsedDocument | None:
+    """A web page by its address; None without a name."""
+    title = one_line(title) or address
+    words = " ".join(re.findall(r"[^\W_]+", address.partition("://")[2])[:50])
+    if not title:
+        return None
+    return ParsedDocument(
+        key(address.encode()), "page", title, f"{text}\n{words}".strip(), address, link_of(address), date
+    )
 
 
 def link_of(address: str) -> str:
@@ -281,12 +267,8 @@ def link_of(address: str) -> str:
     return address if safe and not re.search(r"[\x00-\x20\x7f]", address) else ""
 
 
-def _words_of_address(address: str) -> str:
-    return " ".join(re.findall(r"[^\W_]+", address.partition("://")[2])[:50])
-
-
-def _json_lines(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadable]:
-    key = _part_keys()
+def read_json_lines(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadable]:
+    key = part_keys()
     for line in _lines(file, size):
         if line is None:
             yield Unreadable("too large")
@@ -301,15 +283,15 @@ def _json_lines(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadab
             yield Unreadable("not a line of JSON")
             continue
         text = _field(one, "text", "body", "contents", "content", "abstract")
-        title = _one_line(_field(one, "title", "name", "subject"))
+        title = one_line(_field(one, "title", "name", "subject"))
         if not text and not title:
             yield Unreadable("empty")
             continue
         name = _field(one, "_id", "id", "doc_id", "docid", "url").encode("utf-8", "replace") or line
-        address = _one_line(_field(one, "url", "link", "where"), 2_000)
+        address = one_line(_field(one, "url", "link", "where"), 2_000)
         when = _field(one, "date", "time", "timestamp")
         yield ParsedDocument(
-            key(name), "note", title or _one_line(text, 80), clean(text), address, link_of(address), _date(when),
+            key(name), "note", title or one_line(text, 80), clean(text), address, link_of(address), read_date(when),
         )  # fmt: skip
 
 
@@ -323,14 +305,14 @@ def _field(one: dict[str, object], *names: str) -> str:
     return ""
 
 
-def _date(text: str) -> int:
+def read_date(text: str) -> int:
     try:
-        return _moment(float(text))
+        return moment(float(text))
     except ValueError:
-        return _moment(parse_time(text) or 0)
+        return moment(parse_time(text) or 0)
 
 
-def _moment(seconds: float) -> int:
+def moment(seconds: float) -> int:
     """Seconds since 1970, from seconds, milliseconds or microseconds; 0 if out of range."""
     for _ in range(2):
         if abs(seconds) > 1e11:
@@ -357,16 +339,25 @@ def _lines(file: BinaryIO, size: int) -> Iterator[bytes | None]:
         yield None
 
 
-def _mbox(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadable]:
-    key = _part_keys()
+def read_mbox(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadable]:
+    key = part_keys()
     for message in _messages(file, size):
         if message is None:
             yield Unreadable("too large")
             continue
         try:
-            yield _message(message, key(message))
+            yield _message(message, key(_without_flags(message)))
         except Unreadable as problem:
             yield problem
+
+
+_FLAG = re.compile(rb"^(?:X-Mozilla-(?:Status2?|Keys)|(?:X-)?Status):[^\n]*\n", re.MULTILINE | re.IGNORECASE)
+
+
+def _without_flags(message: bytes) -> bytes:
+    """A message without the headers that a mail program changes, since its key must not change with them."""
+    head, end, body = message.partition(b"\r\n\r\n" if b"\r\n\r\n" in message[:MAX_HEADER_LENGTH] else b"\n\n")
+    return _FLAG.sub(b"", head + b"\n") + end + body if _FLAG.search(head + b"\n") else message
 
 
 def _messages(file: BinaryIO, size: int) -> Iterator[bytes | None]:
@@ -389,7 +380,7 @@ def _messages(file: BinaryIO, size: int) -> Iterator[bytes | None]:
         yield b"".join(lines) if length <= MAX_PART else None
 
 
-def _eml(data: bytes, name: str) -> Iterator[ParsedDocument]:
+def read_eml(data: bytes, name: str) -> Iterator[ParsedDocument]:
     yield _message(data, "")
 
 
@@ -405,9 +396,11 @@ def _message(data: bytes, part: str) -> ParsedDocument:
     """A mail: subject, sender, recipients, and the text of its parts."""
     if len(_BOUNDARY.findall(data)) > MAX_BOUNDARIES:
         raise Unreadable("broken mail")
-    with _or_unreadable("broken mail"):
+    with or_unreadable("broken mail"):
         message = email.message_from_bytes(data, policy=_ShortHeaders())
-        subject, sender = _one_line(_header(message, "Subject")), _header(message, "From")
+        if re.fullmatch(r"\s*[0-9a-f]{3}[89a-f]\s*", str(message.get("X-Mozilla-Status", "")), re.IGNORECASE):
+            raise Unreadable("deleted in the mail program")  # it stays in the file until that is compacted
+        subject, sender = one_line(_header(message, "Subject")), _header(message, "From")
         to = [_header(message, name) for name in ("To", "Cc")]
         texts, files = _parts_of(message)
         people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
@@ -416,12 +409,12 @@ def _message(data: bytes, part: str) -> ParsedDocument:
     if not subject and not text and not sender:
         raise Unreadable("broken mail")
     try:
-        date = _moment(email.utils.parsedate_to_datetime(_header(message, "Date")).timestamp())
+        date = moment(email.utils.parsedate_to_datetime(_header(message, "Date")).timestamp())
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
         date = 0
     return ParsedDocument(
-        part, "mail", subject or "(no subject)", text, _one_line(author or address), "", date,
-        _one_line(address.lower()), tuple(filter(None, map(_one_line, people[:100]))),
+        part, "mail", subject or "(no subject)", text, one_line(author or address), "", date,
+        one_line(address.lower()), tuple(filter(None, map(one_line, people[:100]))),
     )  # fmt: skip
 
 
@@ -446,7 +439,7 @@ def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
             break
         kind = part.get_content_type()
         if name := part.get_filename():
-            files.append(_one_line(str(name)))
+            files.append(one_line(str(name)))
         if part.is_multipart() or part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
             continue
         if kind == "text/html" and plain:
@@ -472,90 +465,30 @@ def _in_charset(data: bytes, charset: str | None) -> str:
     return decoded(data)
 
 
-def _office(data: bytes, name: str) -> Iterator[ParsedDocument]:
-    """Texts of Word, OpenDocument and PowerPoint files, from the XML members that contain text."""
-    with _or_unreadable("broken office file"), zipfile.ZipFile(io.BytesIO(data)) as archive:
-        ending = name.rpartition(".")[2].lower()
-        if ending == "pptx":
-            members = sorted(filter(_SLIDES.fullmatch, archive.namelist()[:10_000]), key=lambda n: (len(n), n))
-        else:
-            members = [_OFFICE[ending]]
-        texts, left = [], MAX_UNPACKED
-        for member in members:
-            text, used = _xml_text(archive, member, left)
-            texts.append(text)
-            left -= used
-    text = clean("\n".join(texts))
-    yield _titled(_first_line(text) if ending in _PROSE else "", text, name)
-
-
-_BREAKS = {"p", "h", "tab", "br", "line-break", "table-row", "tr"}
-
-
-def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, int]:
-    pieces: list[str] = []
-    parser, depth = expat.ParserCreate(), 0
-
-    def refuse(*_: object) -> None:
-        raise Unreadable("broken office file")
-
-    def begin(*_: object) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > DEEPEST_XML:
-            refuse()
-
-    def end(name: str) -> None:
-        nonlocal depth
-        depth -= 1
-        if name.rpartition(":")[2] in _BREAKS:
-            pieces.append("\n")
-
-    parser.EntityDeclHandler = refuse  # custom entities allow a small file to expand without limit
-    parser.buffer_text = True
-    parser.CharacterDataHandler = pieces.append
-    parser.StartElementHandler = begin
-    parser.EndElementHandler = end
-    used = 0
-    with archive.open(member) as file:
-        while block := file.read(1 << 22):  # large blocks, since the parser rescans a long comment with every block
-            used += len(block)
-            if used > most:
-                raise Unreadable("unpacks to too much")
-            parser.Parse(block, False)
-    parser.Parse(b"", True)
-    return "".join(pieces), used
-
-
-def _pdf(data: bytes, name: str) -> Iterator[ParsedDocument]:
+def read_pdf(data: bytes, name: str) -> Iterator[ParsedDocument]:
+    """The text of a PDF, page by page, until it takes too long."""
     try:
         from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise Unreadable(str(missing_extra("PDF needs the package pypdf", "documents"))) from None
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # problems of a file are counted, not printed
-    began = time.thread_time()
-
-    def in_time(*_: object) -> None:
-        if time.thread_time() - began > MAX_SECONDS:
-            raise Unreadable("PDF that takes too long")
-
-    with _or_unreadable("broken PDF"):
+    until = time.thread_time() + MAX_SECONDS
+    with or_unreadable("broken PDF"):
         pages: list[str] = []
         reader = PdfReader(io.BytesIO(data))
         for number, page in enumerate(reader.pages):
-            if number >= MAX_PAGES or sum(map(len, pages)) > MAX_TEXT:
+            if number >= MAX_PAGES or sum(map(len, pages)) > MAX_TEXT or time.thread_time() > until:
                 break
-            in_time()
-            pages.append(page.extract_text(visitor_operand_before=in_time))
+            pages.append(page.extract_text())
         about = reader.metadata
-        title = _one_line(str(about.get("/Title") or "")) if about else ""
+        title = one_line(str(about.get("/Title") or "")) if about else ""
     text = clean("\n\n".join(pages))
     if not text:
         raise Unreadable("PDF without text")
-    yield _titled(title, text, name)
+    yield titled(title, text, name)
 
 
-def _part_keys() -> Callable[[bytes], str]:
+def part_keys() -> Callable[[bytes], str]:
     """A function that returns a key for a part of a file by its content; equal parts are numbered."""
     seen: Counter[bytes] = Counter()
 
@@ -565,17 +498,3 @@ def _part_keys() -> Callable[[bytes], str]:
         return f"{digest.hex()}-{seen[digest]}"
 
     return key
-
-
-READERS: dict[str, Callable[[bytes, str], Iterator[ParsedDocument]]] = {
-    "text": _text,
-    "markup": _markup,
-    "eml": _eml,
-    "bookmarks": _bookmarks,
-    "office": _office,
-    "pdf": _pdf,
-}
-
-
-def _has_headers(first: bytes) -> bool:
-    return bool(re.match(rb"From [^\n]{1,500}\n[!-9;-~]{1,80}:[ \t]", first))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedrank.display import count_of, visible
 from fedrank.search.ingest import MISSING
+from fedrank.search.queries import KINDS, SYNTAX, TYPES
 from fedrank.search.results import Snippet, Week
 from fedrank.web.templates import templates
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+PLACE, MAX_PLACES = 300, 20  # characters from which words are at another place; places to jump to
 WIDE, TALL = 100.0, 10.0  # SVG units; a bar is stretched to the width of its column
-KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
 ORDERS = {  # name, meaning, what clicks do while learning is on
     "learned": ("learned", "What you opened before moves up; some lists are mixed with the engine's to compare.", ""),
     "fixed": ("fixed", "The same, but never mixed.", ""),
@@ -77,7 +78,7 @@ def _environment() -> Environment:
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
     environment.filters |= {"location": location, "many": count_of, "skipped_counts": skipped_counts}
     environment.filters |= {"kind_counts": kind_counts, "breakable": breakable}
-    environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": BarScale.over}
+    environment.globals |= {"kinds": KINDS, "types": TYPES, "syntax": SYNTAX, "orders": ORDERS, "scale": BarScale.over}
     environment.globals |= {"week_bar": week_bar, "stack": stack}
     environment.globals |= {"meanings": {name: LIVE_1.meanings[name] for name in IN_WORDS}}
     return environment
@@ -146,6 +147,21 @@ def marked(snippet: Snippet, title: bool = False) -> Markup:
             pieces.append(Markup("</mark>"))
             at = end
     return Markup("").join([*pieces, escape(shown(snippet.text[at:]))])
+
+
+def matches(snippet: Snippet) -> tuple[Markup, int]:
+    """A text as escaped HTML with its words marked, and the number of places to jump to, with ids from match-1."""
+    from markupsafe import Markup, escape
+
+    pieces, at, places, last = [], 0, 0, -PLACE
+    for start, end in snippet.marked:
+        pieces += [escape(snippet.text[at:start]), Markup("<mark>")]
+        if start - last >= PLACE and places < MAX_PLACES:
+            places, last = places + 1, start
+            pieces[-1] = Markup('<mark id="match-{}">').format(places)
+        pieces += [escape(snippet.text[start:end]), Markup("</mark>")]
+        at = end
+    return Markup("").join([*pieces, escape(snippet.text[at:])]), places
 
 
 if TYPE_CHECKING:

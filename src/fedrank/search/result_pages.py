@@ -11,11 +11,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
+from fedrank.data.live_features import FeatureSet, ForwardRow
 from fedrank.search.forgetting import listed_in
 from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order, engine_first
 from fedrank.search.memory import LIFT
+from fedrank.search.queries import Parsed, parse
 from fedrank.search.results import (
     PAGE_SIZE,
     Cause,
@@ -52,15 +54,16 @@ class ResultPages:
         teaches = one.state in ("shown", "opened")
         filters = Filters(**json.loads(one.filters))
         sort: Sort = "date" if one.sort == "date" else "rank"
+        parsed = parse(one.query)
         return Shown(
             one.id, one.query, filters, sort, page, count_pages(one), one.found, len(one.candidates), results,
-            one.state, teaches,
+            one.state, teaches, parsed.meaning, parsed.notes,
         )  # fmt: skip
 
     def results(self, one: Recorded, positions: Sequence[int], clicked: Collection[int]) -> tuple[Result, ...]:
         """The results at these positions; a document that was removed since the search is marked as gone."""
         ids = one.candidates[one.shown[list(positions)]].tolist()
-        terms = self.features.query(one.query)
+        asked = Asked(parse(one.query), self.features)
         facts = {
             row[0]: row[1:]
             for row in self.store.rows(
@@ -75,24 +78,22 @@ class ResultPages:
                 results.append(Result(id, position, "file", "", "", "", 0, Snippet(""), position in clicked, True))
                 continue
             kind, title, where, link, date, words = facts[id]
-            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), terms, self.features)
-            heading = marked_title(title, terms, self.features)
+            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), asked)
+            heading = marked_title(title, asked)
             before = one.memory is not None and bool(one.memory[one.shown[position]] > 0)
             about = (id, position, kind, title, where, link, date, snippet, position in clicked)
             results.append(Result(*about, before=before, heading=heading))
         return tuple(results)
 
-    def excerpts(
-        self, documents: Sequence[int], terms: QueryTerms, words: int, characters: int
-    ) -> list[dict[str, Any]]:
+    def excerpts(self, documents: Sequence[int], parsed: Parsed, words: int, characters: int) -> list[dict[str, Any]]:
         """Title, location, date and an excerpt of documents, as plain values."""
-        found = []
+        found, asked = [], Asked(parsed, self.features)
         for id in documents:
             title, where, date, blob = self.store.one(
                 "SELECT title, place, date, words FROM documents JOIN forward ON document = id WHERE id = ?", id
             )
             row = ForwardRow.unpack(zlib.decompress(blob))
-            text = snippet_of(self.store.text(id), row, terms, self.features, words, characters).text
+            text = snippet_of(self.store.text(id), row, asked, words, characters).text
             found.append({"title": title[:MAX_TITLE], "where": where, "date": date, "text": text})
         return found
 
@@ -124,15 +125,43 @@ def count_pages(one: Recorded) -> int:
     return -(-len(one.candidates) // PAGE_SIZE)
 
 
-def snippet_of(
-    text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet, words: int = WORDS, most: int = CHARACTERS
-) -> Snippet:
+class Asked:
+    """The words of a query, to be found in texts."""
+
+    def __init__(self, parsed: Parsed, features: FeatureSet) -> None:
+        self.features, self._stems = features, {*features.query(parsed.words).stems.tolist()}
+        exact = (one.value for one in parsed.required if one.field == "exact")
+        self._phrases = [stems for stems in map(self._in_order, exact) if len(stems) > 1]
+        beginnings = "|".join(re.escape(one.value) for one in parsed.required if one.field == "prefix")
+        self._known: dict[str, bool] = {}  # words of texts
+        self._beginning = re.compile(rf"(?<!\w)(?:{beginnings})\w*", re.IGNORECASE) if beginnings else None
+
+    def _in_order(self, text: str) -> NDArray[np.int32]:
+        return self.features.row("", text).words
+
+    def is_in(self, word: str) -> bool:
+        """Whether a word of a text is one of the query's."""
+        if (known := self._known.get(word)) is None:
+            begins = self._beginning is not None and bool(self._beginning.match(word))
+            known = self._known[word] = begins or _stem(self.features, word) in self._stems
+        return known
+
+    def places(self, body: NDArray[np.int32], text: str) -> NDArray[np.int64]:
+        """The places of the query's words in a text; if there are exact words in their order, only those."""
+        for stems in self._phrases:
+            ends = len(body) - len(stems) + 1
+            at = np.flatnonzero(np.all([body[n : n + max(ends, 0)] == stem for n, stem in enumerate(stems)], axis=0))
+            if len(at):
+                return (at[:, None] + np.arange(len(stems))).ravel()
+        begun = self._beginning.findall(text, 0, FARTHEST) if self._beginning else []
+        also = [_stem(self.features, word) for word in dict.fromkeys(begun)]
+        return np.flatnonzero(np.isin(body, [*self._stems, *also]))
+
+
+def snippet_of(text: str, row: ForwardRow, asked: Asked, words: int = WORDS, most: int = CHARACTERS) -> Snippet:
     """The earliest excerpt with the most distinct query words, with these words marked; `most`: characters."""
     body = row.words[row.title :]
-    found = np.zeros(len(body), bool)
-    for stem in terms.stems:
-        found |= body == stem
-    where = np.flatnonzero(found)
+    where = asked.places(body, text)
     first = max(_best_start(where, body) - 3, 0) if len(where) else 0
     start, end, number = 0, 0, -1
     spans = []
@@ -147,23 +176,24 @@ def snippet_of(
         spans.append(word.span())
     if number < first:  # the text was truncated, or its words are counted differently
         return Snippet(text[:200] + (_CUT[::-1] if len(text) > 200 else ""))
-    wanted = set(terms.stems.tolist())
     end = min(end, start + most)
     before, behind = _CUT if first else "", _CUT[::-1] if _WORD.search(text, end) else ""
     shift = len(before) - start
-    marked = tuple((a + shift, min(b, end) + shift) for a, b in spans if _stem(features, text[a:b]) in wanted)
+    marked = tuple((a + shift, min(b, end) + shift) for a, b in spans if asked.is_in(text[a:b]))
     return Snippet(before + text[start:end].replace("\n", " ") + behind, marked)
 
 
-def marked_title(title: str, terms: QueryTerms, features: FeatureSet) -> Snippet:
+def marked_title(title: str, asked: Asked) -> Snippet:
     """The beginning of a title, with the query's words marked."""
-    text = title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
-    wanted = set(terms.stems.tolist())
+    return marked_words(title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…", asked)
+
+
+def marked_words(text: str, asked: Asked) -> Snippet:
     spans = (word.span() for word in _WORD.finditer(text))
-    return Snippet(text, tuple((a, b) for a, b in spans if _stem(features, text[a:b]) in wanted))
+    return Snippet(text, tuple((a, b) for a, b in spans if asked.is_in(text[a:b])))
 
 
-def _best_start(where: np.ndarray, body: np.ndarray) -> int:
+def _best_start(where: NDArray[np.int64], body: NDArray[np.int32]) -> int:
     best, most = int(where[0]), 0
     for at in where[:200].tolist():
         inside = where[(where >= at) & (where < at + WORDS - 3)]

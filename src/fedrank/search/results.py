@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedrank.display import count_of
 
-Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
+Kind = Literal["file", "mail", "page", "note"]  # page: a bookmark or a visited page; note: JSONL, an item of Zotero
 Sort = Literal["rank", "date"]
 Order = Literal["learned", "fixed", "engine"]  # with memory of clicks and mixed lists, never mixed, the search engine's
 PAGE_SIZE = 10  # results
@@ -30,9 +30,11 @@ class Gone(LookupError):
 class Filters:
     """Filters of a search, whose list is not mixed with that of an opponent."""
 
-    kind: Kind | None = None
+    kind: str | None = None  # a kind of documents, or a type as in queries (`queries.ENDINGS`)
     since: int | None = None  # seconds since 1970, inclusive
     before: int | None = None  # seconds since 1970, exclusive
+    folder: str | None = None  # a path or the name of a folder
+    sender: str | None = None  # words of a name or an address
 
     def __bool__(self) -> bool:
         return self != Filters()
@@ -55,7 +57,7 @@ class Result:
     kind: Kind
     title: str
     where: str  # a path or an address, for display
-    link: str  # http(s) address of a bookmark, else empty; only this may become a link
+    link: str  # http(s) address of a page, else empty; only this may become a link
     date: int  # seconds since 1970; 0: unknown
     snippet: Snippet
     clicked: bool  # in this impression
@@ -79,6 +81,9 @@ class Shown:
     results: tuple[Result, ...]
     state: str  # see `impressions.STATES`
     teaches: bool  # whether clicks in this list are remembered
+    meaning: tuple[str, ...] = ()  # conditions of the query in words
+    notes: tuple[str, ...] = ()  # what was not understood as a condition, and why
+    suggestion: str = ""  # the query with other spellings of words that do not occur
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class Indexed:
     seconds: float
     empty: tuple[str, ...] = ()  # indexed folders without files
     missing: tuple[str, ...] = ()  # indexed folders that no longer exist; their documents stay
+    moved: int = 0  # files found at another place; their documents are among the changed ones
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ CREATE TABLE settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE roots (id INTEGER PRIMARY KEY, path BLOB UNIQUE NOT NULL, format TEXT NOT NULL);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, root INTEGER NOT NULL, key BLOB NOT NULL, path BLOB NOT NULL,
-    size INTEGER NOT NULL, modified INTEGER NOT NULL, UNIQUE (root, key)
+    size INTEGER NOT NULL, modified INTEGER NOT NULL, content BLOB, UNIQUE (root, key)
 );
+CREATE INDEX files_by_content ON files (content);
 CREATE TABLE skipped (file INTEGER NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (file, reason))
     WITHOUT ROWID;
 CREATE TABLE passed_over (root INTEGER NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL,
@@ -85,7 +86,8 @@ CREATE INDEX impressions_with_features ON impressions (id) WHERE features IS NOT
 UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed');
 UPDATE impressions SET scores = NULL, features = NULL;
 """
-# To format 4, without learned models, federations and text encoders. What was sent stays on record.
+# To format 4: files have a hash of their content; no learned models, federations and text encoders. What was sent stays
+# on record.
 _TO_FORMAT_4 = """
 DROP TABLE IF EXISTS vectors;
 DROP TABLE IF EXISTS written_to;
@@ -103,6 +105,8 @@ UPDATE impressions SET state = 'closed' WHERE state = 'learned';
 UPDATE settings SET value = 'learned' WHERE name = 'order' AND value = 'drawn';
 DELETE FROM settings WHERE name IN ('encoder', 'model', 'own_model', 'trial', 'trial_phase', 'trial_from',
     'learn_weights', 'federation_problem');
+ALTER TABLE files ADD COLUMN content BLOB;
+CREATE INDEX files_by_content ON files (content);
 """
 _STEPS = {  # by the format of a file
     0: _SCHEMA + _AGENTS,

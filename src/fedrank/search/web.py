@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-import shutil
-import stat
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, timedelta
-from pathlib import Path
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
@@ -22,8 +15,10 @@ from fedrank.search.agents import AgentSearch
 from fedrank.search.client import SearchClient
 from fedrank.search.folders import folder_option
 from fedrank.search.learned import what_was_learned, why_in_words
-from fedrank.search.render import part, render
-from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
+from fedrank.search.opening import OUTCOMES, open_original
+from fedrank.search.queries import TYPES, seconds_of
+from fedrank.search.render import matches, part, render
+from fedrank.search.results import Document, Filters, Gone, NotFound, Order, SearchError, Snippet, Sort
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp, see_other
 from fedrank.web.server import serve_page
@@ -37,6 +32,7 @@ COMMAND = "fedrank search serve"
 MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 SHOWN_ASKED = 50  # latest searches of agents
+MAX_FILTER = 500  # characters of a folder or sender
 LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
@@ -47,11 +43,7 @@ NOTES = {
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
     "order": "The order was changed.",
-    "opened": "Asked the system to open the original file.",
-    "no-original": "This document has no original file to open.",
-    "program": "This file could run as a program, so it was not opened. Its location is shown below.",
-    "no-opener": "Your system has no command to open files. The location of the file is shown below.",
-    "vanished": "The original file no longer exists.",
+    **OUTCOMES,
 }
 HEADINGS = {
     400: "This is not possible",
@@ -66,20 +58,8 @@ NO_ENTRY_STYLE = (
     "body { font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 15vh auto 0; padding: 0 1rem; }"
 )
 
-# Opening such a file runs it on some operating systems.
-RUNS = {
-    *(".action", ".app", ".bat", ".cmd", ".com", ".command", ".cpl", ".desktop", ".exe", ".fileloc", ".hta"),
-    *(".inetloc", ".jar", ".js", ".jse", ".lnk", ".msi", ".pif", ".ps1", ".reg", ".scpt", ".scr", ".service"),
-    *(".terminal", ".tool", ".url", ".vbe", ".vbs", ".webloc", ".workflow", ".wsf", ".wsh"),
-}
-# On Windows these run if their interpreter is installed.
-RUNS_ON_WINDOWS = {
-    *(".ahk", ".chm", ".gadget", ".jl", ".lua", ".msc", ".php", ".pl", ".py", ".pyw", ".pyz", ".r", ".rb", ".rkt"),
-    *(".sct", ".sh", ".tcl", ".vb", ".ws", ".xll"),
-}
-
 Form = Mapping[str, str]
-OpensOriginal = Callable[[str], str]  # from a path to an outcome, a key of `NOTES`
+OpensOriginal = Callable[[str], str]  # from a path to a key of `OUTCOMES`
 
 
 class Served(NamedTuple):
@@ -88,33 +68,6 @@ class Served(NamedTuple):
     client: SearchClient
     open: OpensOriginal
     hint: str  # shown below the search box of the home page
-
-
-def open_original(path: str) -> str:
-    """Open a file with the system's default program, unless that could execute it."""
-    if not path or not os.path.isabs(path):
-        return "no-original"
-    try:
-        facts = os.stat(path)
-    except (OSError, ValueError):
-        return "vanished"
-    if not stat.S_ISREG(facts.st_mode):
-        return "no-original"
-    ending = Path(path).suffix.lower()
-    if ending in RUNS or (sys.platform == "win32" and ending in RUNS_ON_WINDOWS):
-        return "program"
-    if os.name == "posix" and facts.st_mode & 0o111:
-        return "program"
-    if sys.platform == "win32":
-        os.startfile(path)
-        return "opened"
-    opener = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
-    if opener is None:
-        return "no-opener"
-    silent = subprocess.DEVNULL
-    started = subprocess.Popen([opener, path], stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
-    threading.Thread(target=started.wait, daemon=True).start()  # it may run as long as its window is open
-    return "opened"
 
 
 def serve(
@@ -159,9 +112,10 @@ def _search(served: Served, request: Request, form: Form) -> Response:
     if form.get("order"):
         served.client.settings.set_order(_one_of(form["order"], Order, "order"))
     kind = form.get("kind") or None
-    filters = Filters(
-        None if kind is None else _one_of(kind, Kind, "kind"), _since(form.get("since", "")), _until(form)
-    )
+    if kind is not None and kind not in TYPES:
+        raise SearchError(f"kind must be one of {', '.join(TYPES)} (got {kind!r})")
+    folder, sender = (form.get(name, "").strip()[:MAX_FILTER] or None for name in ("folder", "sender"))
+    filters = Filters(kind, _since(form.get("since", "")), _until(form), folder, sender)
     if filters.since is not None and filters.before is not None and filters.since >= filters.before:
         raise SearchError(f"the date From ({form['since']}) must not be after To ({form['until']})")
     shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "sort"))
@@ -198,10 +152,14 @@ def _show(
     at = _whole(request.query_params.get("part", "1"))
     if not 1 <= at <= parts:
         raise NotFound(f"document {document.id} has no part {at}")
-    text = document.text[(at - 1) * PART : at * PART]
+    begin, marked = (at - 1) * PART, served.client.marked(document.text, impression)
+    here = [(a - begin, b - begin) for a, b in marked if begin <= a and b <= begin + PART]
+    text, places = matches(Snippet(document.text[begin : begin + PART], tuple(here)))
+    elsewhere = sorted({a // PART + 1 for a, _ in marked} - {at})
     return _html(
         "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
-        clicked=clicked, note=_note(request), listed=served.client.pages.listed(document.id),
+        clicked=clicked, note=_note(request), listed=served.client.pages.listed(document.id), places=places,
+        elsewhere=elsewhere,
     )  # fmt: skip
 
 
@@ -331,12 +289,12 @@ def _one_of(text: str, kinds: Any, what: str) -> Any:
 
 def _since(text: str) -> int | None:
     """The beginning of a day in local time; None for an empty text."""
-    return None if not text else _seconds(_date(text))
+    return None if not text else seconds_of(_date(text))
 
 
 def _until(form: Form) -> int | None:
     text = form.get("until", "")
-    return None if not text else _seconds(_date(text) + timedelta(days=1))
+    return None if not text else seconds_of(_date(text) + timedelta(days=1))
 
 
 def _date(text: str) -> date:
@@ -347,10 +305,6 @@ def _date(text: str) -> date:
     if not 1900 <= day.year <= 9000:
         raise SearchError(f"the year must be between 1900 and 9000 (got {text!r})")
     return day
-
-
-def _seconds(day: date) -> int:
-    return int(datetime(day.year, day.month, day.day).timestamp())
 
 
 async def _form(request: Request) -> Form:

@@ -1,0 +1,88 @@
+"""The features with a weight, in NumPy: `FeatureSet.raw` computes the same values, but a compiler would take longer to
+load than a search takes, and more memory than an index."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.live_features import LIVE_1, ForwardRows, QueryTerms, WordStatistics
+
+WEIGHTED = ("engine", "covered by beginning", "near pairs", "title precision", "feedback")
+HEAD, NEAR, BEST = 50, 8, 5  # words at the beginning of a body, words between neighbours, documents of the feedback
+_GAP = NEAR + 1  # between documents: no pair crosses two
+
+
+def weighted_features(
+    query: QueryTerms, rows: ForwardRows, scores: NDArray[np.float64], statistics: WordStatistics
+) -> NDArray[np.float32]:
+    """[candidates, 34]: the features `WEIGHTED` of candidates in the engine's order; 0 for all others."""
+    out = np.zeros((len(rows), len(LIVE_1.names)), np.float32)
+    if not len(rows):
+        return out
+    sizes = np.diff(rows.offsets)
+    document = np.repeat(np.arange(len(rows)), sizes)
+    values = {
+        "engine": np.maximum(scores, 0.0) / scores[0] if scores[0] > 0.0 else np.zeros(len(rows)),
+        "feedback": _feedback(document, rows.words, len(rows), statistics),
+        **_matches(query, rows, document, statistics),
+    }
+    for name in WEIGHTED:
+        out[:, LIVE_1.names.index(name)] = values[name]
+    return out
+
+
+def _matches(
+    query: QueryTerms, rows: ForwardRows, document: NDArray[np.int64], statistics: WordStatistics
+) -> dict[str, NDArray[np.float64]]:
+    """The features of the places at which the query's words occur."""
+    terms, idf = len(query), statistics.idf(query.stems)
+    order = np.argsort(query.stems)
+    at = np.flatnonzero(np.isin(rows.words, query.stems))
+    which = order[np.searchsorted(query.stems[order], rows.words[at])]
+    of = document[at]
+    place = at - rows.offsets[of]  # in the document, the title first
+    body = place - rows.titles[of]
+    head = np.zeros((len(rows), terms), bool)
+    beginning = (body >= 0) & (body < HEAD)
+    head[of[beginning], which[beginning]] = True
+    near = np.zeros((len(rows), max(terms - 1, 1)), bool)
+    apart = at + _GAP * of
+    for step in range(1, min(NEAR, len(at) - 1) + 1):
+        one, other = which[:-step], which[step:]
+        pairs = np.flatnonzero((apart[step:] - apart[:-step] <= NEAR) & (np.abs(one - other) == 1))
+        near[of[pairs], np.minimum(one, other)[pairs]] = True
+    total = idf.sum()
+    return {
+        "covered by beginning": head @ idf / total if total > 0.0 else np.zeros(len(rows)),
+        "near pairs": near.sum(axis=1) / max(terms - 1, 1),
+        "title precision": np.bincount(of[body < 0], minlength=len(rows)) / np.maximum(rows.titles, 1),
+    }
+
+
+def _feedback(
+    document: NDArray[np.int64], words: NDArray[np.int32], count: int, statistics: WordStatistics
+) -> NDArray[np.float64]:
+    """Cosine of each document with the sum of the best other documents, each word weighted ln(1 + tf) x idf."""
+    pairs = np.sort(document << 32 | words)
+    first = np.flatnonzero(np.diff(pairs, prepend=-1))
+    document, words = pairs[first] >> 32, (pairs[first] & 0x7FFF_FFFF).astype(np.int32)
+    weight = np.log1p(np.diff(first, append=len(pairs))) * statistics.idf(words)
+    length = np.sqrt(np.bincount(document, weight * weight, count))
+    unit = weight / np.maximum(length, 1e-300)[document]
+    best = min(BEST, count)
+    until = int(np.searchsorted(document, best))
+    terms, place = np.unique(words[:until], return_inverse=True)
+    of_best = np.zeros((len(terms) + 1, best))  # the last row is for words of no best document
+    of_best[place, document[:until]] = unit[:until]
+    at = np.searchsorted(terms, words) if len(terms) else np.zeros(len(words), np.int64)
+    at = np.where(terms[np.minimum(at, len(terms) - 1)] == words, at, len(terms)) if len(terms) else at
+    found = np.zeros(count)
+    for own in range(best + 1):  # the last time for all that are not among the best
+        around = np.delete(of_best, own, axis=1).sum(axis=1) if own < best else of_best.sum(axis=1)
+        norm = np.sqrt(around @ around)
+        some = slice(*np.searchsorted(document, (own, own + 1 if own < best else count)))
+        if norm > 0.0:
+            dots = np.bincount(document[some], unit[some] * around[at[some]], count)
+            found += np.minimum(dots / norm, 1.0)
+    return found
