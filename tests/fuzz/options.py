@@ -68,9 +68,10 @@ LINES = {
     "trees merge": "trees merge runs/small/only/fold-1-seed-1 runs/small/only/fold-1-seed-1 --on a.txt --out merged",
     "trees grow": "trees grow --silo a.txt --silo b.txt --trees 2 --leaves 4 --out grown",
     "papers run": "papers run quickstart",
-    "search serve": "search serve --home searches",
-    "search forget": "search forget --home searches",
-    "search status": "search status --home searches",
+    "search find": "search find roof --folder searches",
+    "search serve": "search serve --folder searches",
+    "search forget": "search forget --folder searches",
+    "search status": "search status --folder searches",
     "deploy status": "deploy status --home coordinator",
     "data fetch": "data fetch http://127.0.0.1:9 --out fetched",
     "deploy invite": "deploy invite clinic-z Clinic_Z --home coordinator -- {}",
@@ -135,6 +136,7 @@ def world() -> None:
         "data build --log synth/log.tsv --docs synth/corpus.jsonl --out built",
         "data sketch --docs data-a/corpus.jsonl --key shared.key --out a.sketch",
         "deploy init --folder shared --name clinics --home coordinator",
+        "search index data-a --folder searches",
     ):
         outcome = in_child(lambda line=line: _call(line), Path("said.txt"))
         if outcome != "0":

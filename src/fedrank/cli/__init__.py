@@ -50,8 +50,8 @@ GROUPS = {
     "engine": (SEARCH, "OpenSearch, Elasticsearch, Solr: features, logged features, and trials of a model."),
     "search": (
         SEARCH,
-        "Search your own documents on this machine with a ranker that learns from your clicks. No data leave the "
-        "device unless you join a federation.",
+        "Search your own documents on this machine; what you opened for similar queries moves up. No data leave the "
+        "device.",
     ),
     "rerank": (
         SEARCH,

@@ -1,4 +1,4 @@
-"""`fedrank search`: search your own documents on this machine with a ranker that learns from your clicks."""
+"""`fedrank search`: search your own documents on this machine."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attack
         for what, command in (
             ("Compare federated, separate and centralised training", "fedrank run quickstart"),
             ("Start a server and three sites on this machine", "fedrank deploy run quickstart --local 3"),
-            ("Search generated documents with a ranker that learns from clicks", "fedrank search serve --demo"),
+            ("Search generated documents, ordered by what was opened before", "fedrank search serve --demo"),
             ("Read the tutorial", "docs/tutorials/first-experiment.md"),
             ("After make demo, the command is", ".venv/bin/fedrank"),
         )
