@@ -217,3 +217,19 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     done = run("foltr_es", [str(tmp_path)], {}, tmp_path)
     assert done.returncode == 1
     assert "no run" in done.stderr.lower()
+
+
+def test_needs_of_live_quality_have_no_conditions() -> None:
+    pytest.importorskip("tantivy")
+    from benchmarks.live_quality import without_operators
+    from fedrank.search.queries import parse
+
+    for text in (
+        'the "effective area" of wings',
+        "“quoted” -x title:wing",
+        "flow* -title:a",
+        "in:a «b» „c‟",
+        "a-b -- -c",
+    ):
+        parsed = parse(without_operators(text))
+        assert (bool(parsed), parsed.notes) == (False, ()), text
