@@ -55,6 +55,8 @@ def test_a_job_that_was_replaced_does_not_overwrite_the_news_of_the_next(tmp_pat
     news = HubNews.read(tmp_path, OTHER)
     assert news is not None
     assert news.ended == "finished"
+    replace(OTHER, stretch=2).write(tmp_path)
+    assert not [*tmp_path.glob("hub-*")]  # reports of earlier jobs are removed
 
 
 class ServerThatIsAway:

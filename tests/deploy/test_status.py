@@ -13,6 +13,7 @@ from rich.console import Console
 from fedrank.deploy import check as check_module
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
+from fedrank.deploy.flare_active import reports
 from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.deploy.status import TAIL, about_status, as_facts, last_answers, quality, status
@@ -47,8 +48,12 @@ def home(tmp_path):
     text = 'name = "clinics"\nhost = "fl.org"\nport = 8002\n'
     text += "".join(f'[[sites]]\nname = "s{id}"\norganisation = "A"\nid = {id}\n' for id in range(3))
     (folder / "federation.toml").write_text(text)
-    (folder / "active.json").write_text(json.dumps({"folder": str(run), "name": "first", "spec": "rounds = 30\n"}))
+    (folder / "active.json").write_text(json.dumps(ACTIVE | {"folder": str(run)}))
     return folder
+
+
+ACTIVE = {"run": "ab" * 16, "stretch": 1, "name": "first", "spec": "rounds = 30\n"}
+NEWS = reports(ACTIVE["run"], ACTIVE["stretch"])
 
 
 def found(folder, kits=KITS):
@@ -121,14 +126,14 @@ def test_a_run_that_ended(home, state):
 
 
 def test_news_of_a_failure(home):
-    (home / "hub.json").write_text(json.dumps({"ended": "failed", "why": "features differ", "at": 1.0}))
+    (home / NEWS).write_text(json.dumps({"ended": "failed", "why": "features differ", "at": 1.0}))
     now = found(home)
     assert (now.state, now.last_refusal) == ("failed", "features differ")
 
 
 def test_damaged_files_say_nothing_and_stop_nothing(home):
     run = home / "runs" / "first"
-    for path in (home / "active.json", home / "hub.json"):
+    for path in (home / "active.json", home / NEWS):
         path.write_text("{")
     assert found(home).run == ""
     (home / "active.json").write_text(json.dumps({"folder": str(run)}))
@@ -217,7 +222,7 @@ def test_a_site_that_does_not_answer_is_not_shown_as_connected(home):
     (run / "sites.csv").write_text(SITES + f"3,s1,0.1000,200,120,the disk is full\n3,s1,0.1000,200,120,{SAY_HELLO}\n")
     assert {site.name: site.refused for site in found(home).sites}["s1"] == "the disk is full"
     # The last report of the job counts, and so does what the run waits for now.
-    (home / "hub.json").write_text(json.dumps({"lost": ["s0"], "at": 1.0}))
+    (home / NEWS).write_text(json.dumps({"lost": ["s0"], "at": 1.0}))
     (run / "sites.json").write_text(json.dumps({"waiting": {"s1": "no answer for 7 s"}}))
     assert [site.link for site in found(home).sites] == ["down", "down", ""]
     # Nothing is known about links when no run is active.
@@ -270,7 +275,7 @@ def test_progress_counts_rounds_that_were_recorded_after_the_last_report(home):
 def test_a_stopped_run_and_reports_of_an_earlier_one(home):
     content = json.loads((home / "active.json").read_text())
     (home / "active.json").write_text(json.dumps(content | {"run": "cd" * 16}))
-    (home / "hub.json").write_text(json.dumps({"run": "ab" * 16, "ended": "finished", "at": 1.0, "why": "old"}))
+    (home / NEWS).write_text(json.dumps({"ended": "finished", "at": 1.0, "why": "old"}))
     assert (found(home).state, found(home).last_refusal) == ("running", "")
     (home / "active.json").write_text(json.dumps(content | {"run": "cd" * 16, "stopped": True}))
     assert found(home).state == "interrupted"

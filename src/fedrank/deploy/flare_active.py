@@ -1,7 +1,7 @@
 """Two small files in the coordinator's home that connect `fedrank deploy run` and the server's job.
 
-`active.json` names the run; the command writes it before it submits a job, so the job carries no content. `hub.json`
-holds its progress and result; the job writes it. Both survive a restart of either process.
+`active.json` names the run; the command writes it before it submits a job, so the job carries no content.
+`hub-JOB.json` holds the progress and result of a job, which writes it. Both survive a restart of either process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
     from fedrank.experiments.runner.writer import News, Task
 
-ACTIVE, HUB = "active.json", "hub.json"
+ACTIVE = "active.json"
 BETWEEN_NEWS = 0.2  # seconds
 BETWEEN_MARKS = 1.0  # seconds between reads of active.json
 
@@ -86,13 +86,12 @@ class Active:
         """The name of the job that performs this stretch."""
         return f"fedrank-{self.run[:8]}-{self.stretch}"
 
-    def named_in(self, home: Path) -> bool:
-        """Whether a home still names this job; a file that cannot be read ends no job."""
-        found = _latest(home)
-        return found is None or (found.run, found.stretch) == (self.run, self.stretch)
-
     def write(self, home: Path) -> None:
+        """Name this job, and remove the reports of earlier ones."""
         write_atomic(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
+        for path in home.glob(reports("*", "*")):
+            if path.name != reports(self.run, self.stretch):
+                path.unlink(missing_ok=True)
 
     def task(self) -> Task:
         from fedrank.experiments.runner.writer import Task
@@ -119,6 +118,11 @@ class Active:
         return named(Path(asked["run"]), asked["leaving"], build(Unlearner, asked["method"], "method"))
 
 
+def reports(run: str, stretch: int | str) -> str:
+    """Name of the file with the reports of a job. A job that was replaced may still write to its own one."""
+    return f"hub-{run[:8]}-{stretch}.json"
+
+
 def _latest(home: Path) -> Active | None:
     try:
         return Active.read(home)
@@ -142,7 +146,8 @@ class StopMark:
         now = time.monotonic()
         if not self._found and now - self._read >= self._every:
             self._read, found = now, _latest(self._home)
-            self._found = found is not None and (found.stopped or not self._active.named_in(self._home))
+            own = self._active.run, self._active.stretch
+            self._found = found is not None and (found.stopped or (found.run, found.stretch) != own)
         return self._found
 
 
@@ -165,20 +170,19 @@ class HubNews:
     def read(cls, home: Path, active: Active) -> HubNews | None:
         """Read the report; None if no job of this stretch has written one."""
         try:
-            found = cls(**parse_json((home / HUB).read_bytes()))
+            return cls(**parse_json((home / reports(active.run, active.stretch)).read_bytes()))
         except (FileNotFoundError, TypeError):  # or written by another version
             return None
-        return found if (found.run, found.stretch) == (active.run, active.stretch) else None
 
     def write(self, home: Path) -> None:
-        write_atomic(home / HUB, json.dumps(asdict(self)) + "\n", private=True)
+        write_atomic(home / reports(self.run, self.stretch), json.dumps(asdict(self)) + "\n", private=True)
 
 
 class HubVoice:
     """Writes the reports of a job about its run: progress at intervals, the result immediately."""
 
     def __init__(self, home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> None:
-        self._home, self._active, self._lost = home, active, lost
+        self._home, self._lost = home, lost
         self._last = HubNews(active.run, active.stretch, time.time(), os.getpid())
         self._over = threading.Event()
         self._writer = threading.Thread(target=self._write, daemon=True)
@@ -196,14 +200,13 @@ class HubVoice:
 
     def end(self, status: str, why: str = "") -> None:
         self.__exit__()
-        if self._active.named_in(self._home):  # the reports of another job are not replaced
-            replace(self._last, at=time.time(), ended=status, why=why).write(self._home)
+        replace(self._last, at=time.time(), ended=status, why=why).write(self._home)
 
     def _write(self) -> None:
         written = None
         while True:
             found = replace(self._last, lost=sorted(self._lost()))
-            if (found.at, found.lost) != written and self._active.named_in(self._home):
+            if (found.at, found.lost) != written:
                 found.write(self._home)
                 written = found.at, found.lost
             if self._over.wait(BETWEEN_NEWS):

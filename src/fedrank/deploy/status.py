@@ -18,6 +18,7 @@ from typing import Any
 
 from fedrank.deploy.check import FlareKits, storage_problem
 from fedrank.deploy.consent import proposals
+from fedrank.deploy.flare_active import ACTIVE, reports
 from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.site_releases import MODEL_FILES
@@ -35,7 +36,7 @@ TAIL = 1 << 16  # bytes read at the end of a file
 RECENT = 20  # rounds from which the remaining time is estimated
 SERVED = "start.lock"  # held by the process that serves a folder
 SHARED = "federation.json"  # of a coordinator that uses a shared folder
-ACTIVE, BOOKS, NEWS, SITES, LEFT_OUT = "active.json", "sites.json", "hub.json", "sites.csv", "left-out.json"
+BOOKS, SITES, LEFT_OUT = "sites.json", "sites.csv", "left-out.json"
 RUN_LOCK = "lock"  # of a run folder, held by the process that performs the run
 COMMAND_LOCKS = ("run.lock", "folder.lock")  # held by `fedrank deploy run`, with NVFLARE and with a shared folder
 # Reasons for which a run waits that mean that a site does not answer at all.
@@ -173,9 +174,8 @@ def _ends(days: int) -> str:
 
 def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     name, listed = _federation(home, kits)
-    active, news = _facts(home / ACTIVE), _facts(home / NEWS)
-    if news.get("run") != active.get("run"):
-        news = {}  # of an earlier run
+    active = _facts(home / ACTIVE)
+    news = _facts(home / reports(str(active.get("run")), str(active.get("stretch"))))
     folder = Path(str(active["folder"])) if active.get("folder") else _latest(home / "runs")
     books, run = ({}, {}) if folder is None else (_facts(folder / BOOKS), _facts(folder / "run.json"))
     answered = {} if folder is None else last_answers(folder / SITES)
