@@ -25,7 +25,7 @@ REMEDIES = {
     "compiler": "install a C++ compiler as `g++` or `clang++`, for example with apt-get install g++",
     "latex": "install tectonic or pdflatex, for example with apt-get install texlive-latex-recommended",
     "engine": "set the variables that the docstring of tests/engine/plugin_scores.py names",
-    "package": "install the development dependencies: pip install --editable '.[dev]'",
+    "package": "install it, or all development dependencies with: pip install --editable '.[dev]'",
     "client": "run `make test-clients`",
     "index": "make a package index reachable for pip",
     "system": "run this test on another kind of system",
