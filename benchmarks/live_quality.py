@@ -201,7 +201,7 @@ def known_items(name: str, items: Sequence[tuple[str, str, str]]) -> Collection:
 
 def without_operators(text: str) -> str:
     """The text of a need without the characters that make conditions, which are punctuation here."""
-    return re.sub(r'["“”„‟«»*:]|(?<!\S)-', " ", text)
+    return re.sub(r"(?<!\S)-+", " ", re.sub(r'["“”„‟«»*:]', " ", text))
 
 
 def language_of(name: str) -> str:
