@@ -22,11 +22,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import psutil
-import uvicorn
 
 from fedrank.search.rerank import Reranker
-from fedrank.search.rerank.api import make_api
-from fedrank.search.rerank.serve import bound_to
+from fedrank.search.rerank.serve import bound_to, make_server
 from fedrank.search.rerank.tenants import Tenants
 from fedrank.seeds import rng_for
 
@@ -134,9 +132,7 @@ def serve(folder: Path, ready: Connection) -> None:
     with bound_to("127.0.0.1", 0) as bound:
         bound.listen(128)
         ready.send(f"http://127.0.0.1:{bound.getsockname()[1]}/v2/rerank")
-        uvicorn.Server(uvicorn.Config(make_api(Tenants(folder)), lifespan="off", log_level="critical")).run(
-            sockets=[bound]
-        )
+        make_server(Tenants(folder)).run(sockets=[bound])
 
 
 if __name__ == "__main__":
