@@ -87,7 +87,13 @@ class UseMemory:
         """
         counts = np.zeros((len(passages), 2))
         place = {digest: index for index, digest in enumerate(passages)}
-        keys = list(set().union(*(self._with.get(stem, ()) for stem in stems.tolist())))
+        idf = background.idf(stems)
+        shared: defaultdict[bytes, float] = defaultdict(float)
+        for stem, weight in zip(stems.tolist(), idf.tolist(), strict=True):
+            for key in self._with.get(stem, ()):
+                shared[key] += weight
+        least = SIMILAR * float(idf.sum()) * (1 - 1e-9)  # with less in common, they cannot be similar enough
+        keys = [key for key, weight in shared.items() if weight >= least]
         if not keys:
             return counts[:, 0]
         alike = likeness(stems, [self._known[key].stems for key in keys], background)
