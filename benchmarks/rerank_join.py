@@ -3,16 +3,18 @@
     python -m benchmarks.rerank_join [--seeds 1]
 
 Ten tenants, two per judged collection, with the simulated reader and the informative signal of `benchmarks/rerank.py`,
-which means the same to all of them. After some requests, weights are fitted to a tenant's own feedback, or to that of
-the other nine, pooled without noise, which is more than a federation can reach. As in `fedrank rerank join --model`,
-weights of others are used only if they predict the tenant's own feedback significantly better than the start does.
-nDCG@10 of new queries minus that of the start.
+which means the same to all of them, and a worthless one. After some requests, weights are fitted to a tenant's own
+feedback, or to that of the other nine, pooled without noise, which is more than a federation can reach; or the
+worthless signal has a random weight from -1 to 1, as if all came from noise. As in `fedrank rerank join --model`, such
+weights are tried if they predict the tenant's own feedback better than the start does, by some standard errors. nDCG@10
+of new queries minus that of the start, while the weights are used, and how many tenants use them.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,14 +23,15 @@ import numpy as np
 
 from benchmarks.rerank import COLLECTIONS, NEEDS, READERS, SEEN, fewer_words, gain, ndcg, prepared
 from fedrank.search.rerank import Reranker
-from fedrank.search.rerank.learning import SIGNIFICANT, Example, gain_of, refit, with_start
+from fedrank.search.rerank.learning import Example, gain_of, refit, with_start
 from fedrank.search.rerank.passages import OWN, START
 from fedrank.search.rerank.reranker import _protected
 from fedrank.seeds import rng_for
 
 LOOKS = (25, 50, 100, 200)  # requests with feedback
 CALLER, READER = "vector", READERS["signal"]
-NAMES = [*OWN, "own"]
+NAMES = [*OWN, "own", "noise"]
+ERRORS = (0.0, 1.0, 2.0)
 Weights = dict[str, float]
 
 
@@ -38,7 +41,7 @@ class Tenant(NamedTuple):
 
     def gains(self, weights: Weights | None) -> list[float]:
         """nDCG@10 of each new query minus that of the start."""
-        start = np.array([*START, 0.0])
+        start = np.array([*START, 0.0, 0.0])
         learned = start if weights is None else np.array([weights[name] for name in NAMES])
 
         def of(table: np.ndarray, documents: np.ndarray, grades: dict[int, int], column: np.ndarray) -> float:
@@ -61,7 +64,9 @@ def tenant(name: str, seed: int, half: int) -> Tenant:
         def asked(need: int, query: str) -> tuple[np.ndarray, dict[str, list[float]]]:
             documents = callers.first(CALLER, query)
             table = rng_for(seed, "rerank join signal", name, need).normal(size=len(collection.documents))
-            return documents, {"own": [float(table[one] + (grades[need].get(int(one), 0) > 0)) for one in documents]}
+            known = np.array([grades[need].get(int(one), 0) > 0 for one in documents])
+            noise = rng_for(seed, "rerank join noise", name, need).normal(size=len(table))
+            return documents, {"own": (table[documents] + known).tolist(), "noise": noise[documents].tolist()}
 
         searched = chosen[half::2]
         for number in range(1, LOOKS[-1] + 1):
@@ -101,23 +106,26 @@ def main() -> None:
     for seed in asked.seeds:
         tenants = [tenant(name, seed, half) for name in COLLECTIONS for half in (0, 1)]
         for look in LOOKS:
-            arms: dict[str, list[list[float]]] = {
-                "own feedback": [],
-                "of the others, if it passes": [],
-                "of the others": [],
-            }
-            passed = fitted = 0
+            arms: defaultdict[str, list[list[float]]] = defaultdict(list)
+            using: Counter[str] = Counter()
             for place, one in enumerate(tenants):
-                own = refit(NAMES, one.examples[look])
-                joined = together([other.examples[look] for other in tenants[:place] + tenants[place + 1 :]])
-                passes = joined is not None and gain_of(joined, NAMES, one.examples[look]) > SIGNIFICANT
-                fitted, passed = fitted + (own is not None), passed + passes
-                for arm, weights in zip(arms, (own, joined if passes else None, joined), strict=True):
-                    arms[arm].append(one.gains(weights))
-            for arm, values in arms.items():
+                given = one.examples[look]
+                tried = {"own feedback": refit(NAMES, given)}
+                random = rng_for(seed, "rerank join weight", place, look).uniform(-1, 1)
+                others = together([other.examples[look] for other in tenants[:place] + tenants[place + 1 :]])
+                for name, weights in (
+                    ("others", others),
+                    ("noise", dict(zip(NAMES, [*START, 0.0, random], strict=True))),
+                ):
+                    tried[f"{name}, always"] = weights
+                    better = -np.inf if weights is None else gain_of(weights, NAMES, given)
+                    tried |= {f"{name}, {errors:g} errors": weights if better > errors else None for errors in ERRORS}
+                for name, weights in tried.items():
+                    arms[name].append(one.gains(weights))
+                    using[name] += weights is not None
+            for name, values in arms.items():
                 mean, error = gain(values)
-                count = {"own feedback": fitted, "of the others, if it passes": passed}.get(arm, len(tenants))
-                print(f"seed {seed}, {look:3} requests: {arm:28} {mean:+.3f} ± {error:.3f}  {count} of {len(tenants)}")
+                print(f"seed {seed}, {look:3} requests: {name:18} {mean:+.3f} ± {error:.3f}, used by {using[name]}")
 
 
 if __name__ == "__main__":
