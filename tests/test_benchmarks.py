@@ -82,6 +82,7 @@ SHORT = {
     "read_ubi": Short("2000"),
     "recoll": Short("--collections cranfield --needs 3 --documents 30", needs="cranfield"),
     "rerank": Short("--out {} --only cranfield/vector/usual", {"LOOKS": (5, 10), "NEEDS": 4}, needs="cranfield"),
+    "rerank_join": Short("", {"COLLECTIONS": ("cranfield",), "LOOKS": (5, 10), "NEEDS": 4}, needs="cranfield"),
     "rerank_speed": Short("--requests 2"),
     "rivals": Short("--seeds 1 --folds 1", {"ROUNDS": 20, "CHOSEN": {"corrected, hinge": 0.001}}),
     "robust": Short(constants={"SIZES": [(10, 46)], "REPEATS": 1}),
