@@ -41,6 +41,7 @@ def server(tmp_path):
     """The address and a key of a server."""
     tenants = Tenants(tmp_path / "server")
     with bound_to("127.0.0.1", 0) as bound:
+        bound.listen()  # a test may connect before the server runs
         running = make_server(tenants)
         thread = threading.Thread(target=lambda: running.run(sockets=[bound]), daemon=True)
         thread.start()
