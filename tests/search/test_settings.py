@@ -89,6 +89,8 @@ BACK_TO_3 = """
     ALTER TABLE impressions ADD COLUMN keep REAL NOT NULL DEFAULT 0.9;
     UPDATE impressions SET kind = 'pdgd', state = 'learned', trial = 7;
     INSERT INTO settings VALUES ('order', 'drawn'), ('model', 1), ('own_model', 7), ('trial_phase', 'replay');
+    DROP INDEX impressions_by_state;
+    CREATE INDEX impressions_by_state ON impressions (state);
     PRAGMA user_version = 3;
 """
 BACK_TO_1 = """

@@ -7,7 +7,6 @@ import os
 import re
 import zlib
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,8 +66,8 @@ class ResultPages:
         facts = {
             row[0]: row[1:]
             for row in self.store.rows(
-                f"SELECT id, kind, title, place, link, date, words FROM documents JOIN forward ON document = id "
-                f"WHERE id IN ({marks(ids)})",
+                "SELECT id, kind, title, place, link, date, words, text FROM documents JOIN forward ON "
+                f"forward.document = id JOIN texts ON texts.document = id WHERE id IN ({marks(ids)})",
                 *ids,
             )
         }
@@ -77,8 +76,9 @@ class ResultPages:
             if id not in facts:
                 results.append(Result(id, position, "file", "", "", "", 0, Snippet(""), position in clicked, True))
                 continue
-            kind, title, where, link, date, words = facts[id]
-            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), asked)
+            kind, title, where, link, date, words, text = facts[id]
+            row = ForwardRow.unpack(zlib.decompress(words))
+            snippet = snippet_of(zlib.decompress(text).decode(), row, asked)
             heading = marked_title(title, asked)
             before = one.memory is not None and bool(one.memory[one.shown[position]] > 0)
             about = (id, position, kind, title, where, link, date, snippet, position in clicked)
@@ -143,7 +143,7 @@ class Asked:
         """Whether a word of a text is one of the query's."""
         if (known := self._known.get(word)) is None:
             begins = self._beginning is not None and bool(self._beginning.match(word))
-            known = self._known[word] = begins or _stem(self.features, word) in self._stems
+            known = self._known[word] = begins or self.features.stem(word) in self._stems
         return known
 
     def places(self, body: NDArray[np.int32], text: str) -> NDArray[np.int64]:
@@ -154,7 +154,7 @@ class Asked:
             if len(at):
                 return (at[:, None] + np.arange(len(stems))).ravel()
         begun = self._beginning.findall(text, 0, FARTHEST) if self._beginning else []
-        also = [_stem(self.features, word) for word in dict.fromkeys(begun)]
+        also = map(self.features.stem, dict.fromkeys(begun))
         return np.flatnonzero(np.isin(body, [*self._stems, *also]))
 
 
@@ -201,12 +201,6 @@ def _best_start(where: NDArray[np.int64], body: NDArray[np.int32]) -> int:
         if different > most:
             best, most = at, different
     return best
-
-
-@lru_cache(maxsize=1 << 16)
-def _stem(features: FeatureSet, word: str) -> int:
-    stems = features.query(word).stems
-    return int(stems[0]) if len(stems) == 1 else -1
 
 
 def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> tuple[Explained, ...]:
