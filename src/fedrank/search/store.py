@@ -108,7 +108,9 @@ DELETE FROM settings WHERE name IN ('encoder', 'model', 'own_model', 'trial', 't
 ALTER TABLE files ADD COLUMN content BLOB;
 CREATE INDEX files_by_content ON files (content);
 """
+# To format 5: all files are read again at the next update, since more types and properties are read.
 _TO_FORMAT_5 = """
+UPDATE files SET size = -1;
 DROP INDEX impressions_by_state;
 CREATE INDEX impressions_by_state ON impressions (state, time);
 """
