@@ -6,6 +6,7 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -154,8 +155,8 @@ class Asked:
             if len(at):
                 return (at[:, None] + np.arange(len(stems))).ravel()
         begun = self._beginning.findall(text, 0, FARTHEST) if self._beginning else []
-        also = map(self.features.stem, dict.fromkeys(begun))
-        return np.flatnonzero(np.isin(body, [*self._stems, *also]))
+        stems = np.array([*self._stems, *map(self.features.stem, dict.fromkeys(begun))], np.int32)
+        return np.flatnonzero((body[:, None] == stems).any(axis=1))
 
 
 def snippet_of(text: str, row: ForwardRow, asked: Asked, words: int = WORDS, most: int = CHARACTERS) -> Snippet:
@@ -194,13 +195,20 @@ def marked_words(text: str, asked: Asked) -> Snippet:
 
 
 def _best_start(where: NDArray[np.int64], body: NDArray[np.int32]) -> int:
-    best, most = int(where[0]), 0
-    for at in where[:200].tolist():
-        inside = where[(where >= at) & (where < at + WORDS - 3)]
-        different = len(set(body[inside].tolist()))
-        if different > most:
-            best, most = at, different
-    return best
+    """The first of these places at which the most different words begin an excerpt."""
+    places, stems = where.tolist(), body[where].tolist()
+    best, most, end = places[0], 0, 0
+    inside: Counter[int] = Counter()
+    for at, stem in zip(places[:200], stems, strict=False):
+        while end < len(places) and places[end] < at + WORDS - 3:
+            inside[stems[end]] += 1
+            end += 1
+        if len(inside) > most:
+            best, most = at, len(inside)
+        inside[stem] -= 1
+        if not inside[stem]:
+            del inside[stem]
+    return int(best)
 
 
 def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> tuple[Explained, ...]:
