@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench test-flower test-clients lowest platforms release audit clean
+.PHONY: help demo test test-rest test-all bits reproduce artefact check docs chaos mutants bench test-flower test-clients test-torch lowest platforms release audit clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -110,6 +110,11 @@ test-clients:  ## rerank clients (cohere, LangChain, LlamaIndex, LightRAG, MCP) 
 		pytest hypothesis httpx psutil --editable '.[search,mcp]' && touch .venv-clients/.ready)
 	.venv-clients/bin/python -m pytest -p no:cacheprovider -rs tests/search/rerank/test_clients.py
 
+test-torch:  ## the privacy filter with models of PyTorch, in .venv-torch
+	test -e .venv-torch/.ready || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install --quiet \
+		--disable-pip-version-check torch pytest hypothesis psutil --editable '.[deploy]' && touch .venv-torch/.ready)
+	.venv-torch/bin/python -m pytest -m 'process or not process' -rs -k torch tests/privacy/test_updates.py tests/deploy/test_flare_filter.py
+
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed
 	$(PYTHON) tests/lowest.py
 
@@ -153,7 +158,7 @@ $(TOOLS)/.ready:
 	@touch $@
 
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) .venv-lowest .venv-flower .venv-clients $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-flower .venv-clients .venv-torch $(TOOLS) $(DIST) site artefact report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -2,6 +2,7 @@
 
     python -m benchmarks.live_quality [--collections ...] [--people ...] [--repeats ...] [--searches 3000] [--seeds 1]
         [--out live_quality.jsonl] [--check] [--report]
+    python -m benchmarks.live_quality --engine [--collections ...]
 
 The needs of a collection (at most 120) are halved. One half is searched: a Zipf law chooses the need, a search has 70 %
 of its words, and a share of searches repeats an earlier one. After 10, 100, 300, 1,000 and 3,000 searches the other
@@ -19,6 +20,10 @@ description of a package is the query for the rest, from Translation-it.bz2 of a
 folder --translations. A cell is a person in a collection after some searches, over all lives. Lives that are in the
 file already are not repeated. What a query finds and the features of these documents do not depend on the person, so
 lives share them, and titles and snippets are left out; everything else is the client's.
+
+--engine searches all needs (at most 660 of a collection) once instead, with all words and without clicks: nDCG@10 of
+the engine, and differences to it of bm25s, of the order with the start weights, and of RM3 (the 10 heaviest terms of
+the 10 best documents with half of the weight, as in Anserini), alone and as the engine below the start weights.
 
 --check fails if a person's mean difference on unseen needs is not above 0, or a cell is below -.005, or from 100
 searches on lists cost more than .003 or (careful, informational and careless people) repeated needs are not better
@@ -38,7 +43,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -55,7 +60,8 @@ from fedrank.data.documents import Documents
 from fedrank.search import client as client_module
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import best_order
-from fedrank.search.index import Candidacy, Engine
+from fedrank.search.index import Candidacy, Engine, term
+from fedrank.search.lists import raw_features, still_there
 from fedrank.search.opponents import GIVEN_UP
 from fedrank.search.result_pages import ResultPages
 from fedrank.search.results import Filters, Result, Snippet
@@ -75,6 +81,7 @@ PACKAGES = 5_000  # of each of these, evenly spaced
 NEEDS = 120  # of a collection, evenly spaced, half of which are searched
 MORE = 540  # further needs that are only measured, where a collection has them
 MOMENTS = (10, 100, 300, 1_000, 3_000)
+EXPANDED, TOO_COMMON = 10, 0.1  # documents and terms of RM3; share of documents above which a term is not added
 WORDS = 0.7  # share of a need's words in a search
 # click probability and probability to leave after a click: of a document without relevance, and of the most relevant
 PEOPLE = {
@@ -201,7 +208,7 @@ def known_items(name: str, items: Sequence[tuple[str, str, str]]) -> Collection:
 
 def without_operators(text: str) -> str:
     """The text of a need without the characters that make conditions, which are punctuation here."""
-    return re.sub(r'["“”„‟«»*:]|(?<!\S)-', " ", text)
+    return re.sub(r"(?<!\S)-+", " ", re.sub(r'["“”„‟«»*:]', " ", text))
 
 
 def language_of(name: str) -> str:
@@ -250,6 +257,46 @@ def bm25s_of(one: Indexed):
         return [int(row) + 1 for row in engine.retrieve(asked, k=10, show_progress=False)[0][0]]
 
     return best
+
+
+def rm3(client: SearchClient, terms: Mapping[int, int]) -> Candidacy:
+    """What the engine finds for a query and the heaviest terms of its best documents."""
+    found, rows = still_there(client.store, client.engine.candidates_for(terms, Filters(), False))
+    share: dict[int, float] = {}
+    for row, score in enumerate(found.scores[:EXPANDED].tolist()):
+        words, counts = np.unique(rows.words[rows.offsets[row] : rows.offsets[row + 1]], return_counts=True)
+        for word, count in zip(words.tolist(), (counts / counts.sum()).tolist(), strict=True):
+            share[word] = share.get(word, 0.0) + score * count
+    most = TOO_COMMON * client.engine.documents
+    rare = (word for word in share if client.engine._searcher.doc_freq("words", term(word)) <= most)
+    heaviest = sorted(rare, key=lambda word: -share[word])[:EXPANDED]
+    weights = {word: count / sum(terms.values()) for word, count in terms.items()}
+    for word in heaviest:
+        weights[word] = weights.get(word, 0.0) + share[word] / sum(share[one] for one in heaviest)
+    return client.engine.candidates_for(weights, Filters(), False)  # type: ignore[arg-type]  # weights may be fractions
+
+
+def compare_engines(names: Sequence[str], folder: Path, translations: Path) -> None:
+    """Print nDCG@10 of the engine, and differences of others to it."""
+    print("| collection (needs) | engine | bm25s | start weights | RM3 | RM3, start weights | RM3 to start weights |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        one, found = indexed(name, folder, translations), []
+        with SearchClient(one.store) as client:
+            for need in (needs := [*one.needs, *one.more]):
+                request = client.request(text := one.collection.queries[need])
+                terms, orders = client.features.engine_terms(text), []
+                for candidates in (client.engine.candidates_for(terms, Filters(), False), rm3(client, terms)):
+                    candidates, rows = still_there(client.store, candidates)
+                    raw = raw_features(client.store, request, candidates, rows)
+                    order = best_order(client.rows.scores(client.rows.weights(), raw))
+                    orders += [candidates.documents.tolist(), candidates.documents[order].tolist()]
+                engine, start, expanded, both = (one.ndcg(need, ids) for ids in orders)
+                other = one.ndcg(need, bm25s_of(one)(text))
+                found.append([other - engine, start - engine, expanded - engine, both - engine, both - start, engine])
+        *differences, engine = np.array(found).T
+        cells = [f"{short(mean)} ± {short(margin)[1:]}" for mean, margin in map(interval, differences)]
+        print(f"| {name} ({len(needs)}) | {short(engine.mean())[1:]} | {' | '.join(cells)} |", flush=True)
 
 
 def searches(life: Life, needs: Sequence[int], queries: Sequence[str], rng: np.random.Generator):
@@ -447,7 +494,12 @@ def main() -> int:
     parser.add_argument("--translations", type=Path, default=Path(), help="folder of Translation-de.bz2 and others")
     parser.add_argument("--check", action="store_true", help="exit 1 if the promise is missed")
     parser.add_argument("--report", action="store_true", help="print what the file has; run nothing")
+    parser.add_argument("--engine", action="store_true", help="compare the engine with others, without clicks")
     asked = parser.parse_args()
+    if asked.engine:
+        with tempfile.TemporaryDirectory() as folder:
+            compare_engines(asked.collections, Path(folder), asked.translations)
+        return 0
     wanted = [
         Life(collection, person, repeats, asked.searches, seed)
         for seed in asked.seeds

@@ -27,6 +27,7 @@ REMEDIES = {
     "engine": "set the variables that the docstring of tests/engine/plugin_scores.py names",
     "package": "install it, or all development dependencies with: pip install --editable '.[dev]'",
     "client": "run `make test-clients`",
+    "torch": "run `make test-torch`",
     "index": "make a package index reachable for pip",
     "system": "run this test on another kind of system",
 }

@@ -82,6 +82,7 @@ SHORT = {
     "read_ubi": Short("2000"),
     "recoll": Short("--collections cranfield --needs 3 --documents 30", needs="cranfield"),
     "rerank": Short("--out {} --only cranfield/vector/usual", {"LOOKS": (5, 10), "NEEDS": 4}, needs="cranfield"),
+    "rerank_join": Short("", {"COLLECTIONS": ("cranfield",), "LOOKS": (5, 10), "NEEDS": 4}, needs="cranfield"),
     "rerank_speed": Short("--requests 2"),
     "rivals": Short("--seeds 1 --folds 1", {"ROUNDS": 20, "CHOSEN": {"corrected, hinge": 0.001}}),
     "robust": Short(constants={"SIZES": [(10, 46)], "REPEATS": 1}),
@@ -219,6 +220,15 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     assert "no run" in done.stderr.lower()
 
 
+@pytest.mark.process
+def test_live_quality_compares_engines(tmp_path: Path) -> None:
+    pytest.importorskip("tantivy")
+    pytest.importorskip("bm25s")
+    done = run("live_quality", ["--engine", "--collections", "docstrings"], {"NEEDS": 6, "MORE": 4}, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| docstrings (10) | ." in done.stdout
+
+
 def test_needs_of_live_quality_have_no_conditions() -> None:
     pytest.importorskip("tantivy")
     from benchmarks.live_quality import without_operators
@@ -229,7 +239,8 @@ def test_needs_of_live_quality_have_no_conditions() -> None:
         "“quoted” -x title:wing",
         "flow* -title:a",
         "in:a «b» „c‟",
-        "a-b -- -c",
+        "a-b -- -c --d",
+        "the »b«-c",
     ):
         parsed = parse(without_operators(text))
         assert (bool(parsed), parsed.notes) == (False, ()), text

@@ -769,6 +769,31 @@ def test_a_file_sets_options_and_the_command_line_has_precedence(fedrank):
     assert "no.toml" in fedrank("run", "small.toml", "--config", "no.toml")[2]
 
 
+def test_a_short_run_is_the_first_part_of_the_whole(fedrank):
+    words = (
+        "run",
+        "small.toml",
+        "--set",
+        "rounds=2",
+        "--set",
+        "seeds=[4, 2]",
+        "--set",
+        "data.folds=[3, 1]",
+        "--workers",
+        "1",
+    )
+    code, out, err = fedrank(*words, "--short")
+    assert (code, err) == (0, "")
+    assert "2 runs of 2 rounds, into runs/small" in out
+    assert [path.name for path in Path("runs/small/alone").iterdir()] == ["fold-3-seed-4"]
+    first = Path("runs/small/alone/fold-3-seed-4/rounds.csv").stat()
+    assert "finished (3 of 8)" in fedrank(*words)[1]
+    assert Path("runs/small/alone/fold-3-seed-4/rounds.csv").stat() == first
+    assert sorted(path.name for path in Path("runs/small/alone").iterdir()) == [
+        "fold-1-seed-2", "fold-1-seed-4", "fold-3-seed-2", "fold-3-seed-4",
+    ]  # fmt: skip
+
+
 def test_quiet_prints_no_progress(capsys):
     with progress(quiet=True) as tell:
         tell("a run", 1, 1, "finished")

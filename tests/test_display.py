@@ -123,6 +123,15 @@ def test_names_can_be_completed():
     assert (error.value.name, error.value.obj) == ("simulat", fr)  # from which Python suggests the right one
 
 
+def test_json_shows_no_invisible_characters_and_loses_none():
+    value = {"name": "invoice\u202efdp.exe", "path": "k\udcff \U000e0001\x9b\xad", "said": "Grüße, 你好 😀\n"}
+    text = json_text(value)
+    assert text.isascii() is False
+    assert text.replace("\n", "").isprintable()
+    assert "Grüße, 你好 😀\\n" in text
+    assert json.loads(text) == value
+
+
 def test_what_is_no_number_is_null_in_json():
     found = json.loads(json_text({"a": [math.inf, np.float32(1.5)], 2: (math.nan, np.arange(2))}))
     assert found == {"a": [None, 1.5], "2": [None, [0, 1]]}

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedrank.cli import main
-from fedrank.cli.renamed import RENAMED
+from fedrank.cli.renamed import FORMER_SEARCH_COMMANDS, RENAMED, replacement
 from fedrank.experiments.runner.folder import checkpoint_round
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.spec.families import with_new_names
@@ -225,12 +225,44 @@ def test_an_earlier_command_or_option_is_an_error_that_names_the_new_one(old, mo
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "join",
+        "join file:shared --name anna",
+        "join anna",
+        "aggregate --home coordinator --epsilon 4",
+        "aggregate anna --home coordinator",
+        "leave --because enough",
+        "demo",
+        "export --ubi log",
+    ],
+)
+def test_an_earlier_command_of_search_is_an_error_that_says_why(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("anna").mkdir()
+    assert call(monkeypatch, "search", *words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fedrank: `fedrank search {words.split()[0]}` ")
+    assert "use `fedrank search -- WORDS`" in err
+    if words.startswith(("join", "aggregate")):
+        assert "did not rank new searches better" in err
+        assert "`fedrank deploy leave`" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["join tables", "export controls", "-- join", "leave -draft", "demo*"])
+def test_the_name_of_an_earlier_command_may_be_searched_for(words):
+    assert replacement(["search", *words.split()]) is None
+
+
 def test_what_replaces_an_earlier_command_exists():
     from typer.main import get_command
 
     from fedrank.cli import app
 
-    for text in RENAMED.values():
+    for text in (*RENAMED.values(), *FORMER_SEARCH_COMMANDS.values()):
         for words in (new.split() for new in re.findall("`(.*?)`", text)):
             if words[0].startswith("--"):
                 continue

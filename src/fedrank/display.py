@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -95,8 +96,9 @@ def listed(names: Iterable[str], most: int = 4) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON: dataclasses are objects, and numbers that are not finite are null."""
-    return json.dumps(_json_value(value), indent=1, ensure_ascii=False, allow_nan=False)
+    """A value as JSON: dataclasses are objects, numbers that are not finite are null, invisible characters escaped."""
+    text = json.dumps(_json_value(value), indent=1, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"[^\n -~]", lambda sign: sign[0] if sign[0].isprintable() else json.dumps(sign[0])[1:-1], text)
 
 
 def _json_value(value: Any) -> Any:

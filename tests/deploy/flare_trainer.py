@@ -12,7 +12,7 @@ from nvflare.app_common.aggregators.intime_accumulate_model_aggregator import In
 
 from fedrank.privacy.updates import person_sum
 
-TRAINER, RECORDER = f"{__name__}.Trainer", f"{__name__}.Recorder"
+TRAINER, TORCH_TRAINER, RECORDER = f"{__name__}.Trainer", f"{__name__}.TorchTrainer", f"{__name__}.Recorder"
 PEOPLE, CLIP, TRUE = 2000, 1.0, 0.1
 
 
@@ -27,15 +27,37 @@ class Trainer(Executor):
         super().__init__()
         self.people = people
 
+    def train(self):
+        return train
+
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         weights = from_shareable(shareable).data
         if self.people:
-            total = person_sum(weights, range(self.people), train, CLIP, PEOPLE)
+            total = person_sum(weights, range(self.people), self.train(), CLIP, PEOPLE)
             update, meta = total.update(), {"fedrank-person": total.mark}
         else:
             update, meta = {name: np.full_like(value, TRUE) for name, value in weights.items()}, {}
         meta |= {MetaKey.NUM_STEPS_CURRENT_ROUND: 4711, MetaKey.INITIAL_METRICS: {"patients": 17}}
         return DXO(DataKind.WEIGHT_DIFF, update, meta).to_shareable()
+
+
+class TorchTrainer(Trainer):
+    """The same with PyTorch: a step of gradient descent for each person."""
+
+    def train(self):
+        import torch
+
+        model = torch.nn.Linear(3, 2, bias=False)
+
+        def train(weights, person):
+            model.load_state_dict({"weight": torch.tensor(weights["numpy_key"])})
+            optimizer = torch.optim.SGD(model.parameters(), lr=TRUE)
+            optimizer.zero_grad()
+            model.weight.sum().neg().backward()
+            optimizer.step()
+            return {"numpy_key": model.state_dict()["weight"]}
+
+        return train
 
 
 class Recorder(InTimeAccumulateWeightedAggregator):

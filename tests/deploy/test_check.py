@@ -249,7 +249,7 @@ def test_the_ledger_is_read_and_what_it_promised_holds(site):
     charged(site, 3)
     found = lines(site)
     assert found["ledger"].state == "fine"
-    assert "of 8 spent in 1 runs" in found["ledger"].said
+    assert "of 8 spent in 1 run" in found["ledger"].said
     text = (site / "site.toml").read_text()
     for before, after, said in (
         ("largest_epsilon = 8.0", "largest_epsilon = 9.0", "promised its people a limit of ε = 8"),

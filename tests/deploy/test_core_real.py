@@ -225,6 +225,7 @@ def test_a_history_is_refused_where_a_policy_does_not_allow_it(tmp_path, monkeyp
     reason = load_runs(trial.task.folder)[0].reason
     assert "3 sites are needed, but 1 of 3 refuse or fail" in reason
     assert "clinic-a: the policy of this site refuses the plan: record_every" in reason
+    assert "crashed" not in facts(trial)["error"], "no traceback is shown"
 
 
 def _note(seen, answer):

@@ -23,7 +23,8 @@ from fedrank.deploy.flare_filter import NothingToOtherSites, PrivacyFilter, inst
 from fedrank.deploy.flare_local import provision_locally, running_locally
 from fedrank.deploy.flare_session import Coordinator
 from fedrank.privacy.updates import PrivateUpdates
-from tests.deploy.flare_trainer import CLIP, PEOPLE, RECORDER, TRAINER, TRUE
+from tests import needs
+from tests.deploy.flare_trainer import CLIP, PEOPLE, RECORDER, TORCH_TRAINER, TRAINER, TRUE
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 2
@@ -195,7 +196,7 @@ def test_the_policy_has_one_scope_and_is_not_overwritten(tmp_path):
         install(path, kit)
 
 
-def job(folder: Path, sites, file: Path, people: int) -> Path:
+def job(folder: Path, sites, file: Path, people: int, trainer: str) -> Path:
     shape = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     server = {
         "format_version": 2,
@@ -221,7 +222,7 @@ def job(folder: Path, sites, file: Path, people: int) -> Path:
             },
         ],
     }
-    executor = {"tasks": ["train"], "executor": {"path": TRAINER, "args": {"people": people}}}
+    executor = {"tasks": ["train"], "executor": {"path": trainer, "args": {"people": people}}}
     client = {"format_version": 2, "executors": [executor], "components": []}
     meta = {
         "name": folder.name,
@@ -240,12 +241,15 @@ def job(folder: Path, sites, file: Path, people: int) -> Path:
 
 
 @pytest.mark.process
-def test_a_job_of_somebody_else_sends_only_what_the_policies_of_sites_allow(tmp_path, monkeypatch):
+@pytest.mark.parametrize("trainer", [TRAINER, TORCH_TRAINER], ids=["numpy", "torch"])
+def test_a_job_of_somebody_else_sends_only_what_the_policies_of_sites_allow(tmp_path, monkeypatch, trainer):
+    if trainer == TORCH_TRAINER:
+        pytest.importorskip("torch", reason=needs.reason("torch", "PyTorch is not installed"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     found = provision_locally(tmp_path / "federation", {"clinic-a": 0, "clinic-b": 1})
     for home in (found.home, *found.sites.values()):
         path = home / "kit/local/resources.json"
-        allowed = ALLOWED if home != found.home else {"class_allow_list": ["*"]}
+        allowed = ALLOWED | {"class_allow_list": [trainer]} if home != found.home else {"class_allow_list": ["*"]}
         path.write_text(json.dumps(json.loads(path.read_text()) | allowed))
     files = {}
     for name, home in found.sites.items():
@@ -254,7 +258,7 @@ def test_a_job_of_somebody_else_sends_only_what_the_policies_of_sites_allow(tmp_
     with running_locally(found), Coordinator(found.home) as server:
         assert server.connect()
         arrived = tmp_path / "arrived.jsonl"
-        ends(server, server.submit(job(tmp_path / "honest", found.sites, arrived, PEOPLE), "honest"))
+        ends(server, server.submit(job(tmp_path / "honest", found.sites, arrived, PEOPLE, trainer), "honest"))
         rows = [json.loads(line) for line in arrived.read_text().splitlines()]
         assert len(rows) == len(found.sites) * ROUNDS
         for row in rows:
@@ -265,8 +269,8 @@ def test_a_job_of_somebody_else_sends_only_what_the_policies_of_sites_allow(tmp_
         for path in files.values():
             assert 3.9 < max(PrivateUpdates.open(path).population.spent().values()) <= 4.0
         later = tmp_path / "later.jsonl"  # the privacy of the people is spent, and a trainer without PersonSum
-        ends(server, server.submit(job(tmp_path / "second", found.sites, later, PEOPLE), "second"))
-        ends(server, server.submit(job(tmp_path / "whole", found.sites, later, 0), "whole"))
+        ends(server, server.submit(job(tmp_path / "second", found.sites, later, PEOPLE, trainer), "second"))
+        ends(server, server.submit(job(tmp_path / "whole", found.sites, later, 0, trainer), "whole"))
         assert not later.exists()
 
 

@@ -374,7 +374,9 @@ def test_a_veto_of_another_site_counts_here(finished):
             answer = site.answer(wire.pack(wire.Label("result", finished.plan.run, 2), parts))
         assert wire.read_label(answer).kind == "facts"
         assert json.loads(path.read_text())["outcome"] == outcome
-        assert [one.name for one in path.parent.glob("model*.json")] == [MODEL_FILES[outcome]]
+        [used] = path.parent.glob("model*.json")
+        assert used.name == MODEL_FILES[outcome]
+        assert any("the gate vetoed" in line for line in remarks_on(used)) is (outcome == "veto")
 
 
 def view_of(trial, name="north"):
@@ -556,10 +558,15 @@ def test_a_cap_on_plans_in_a_year(tmp_path, monkeypatch):
     with Site.open(trial.folders["north"]) as site:
         site.answer(trial.hello())
         run = site._runs[trial.plan.run]
-        assert gates_in_a_year(run) == 3
+        assert gates_in_a_year(run.site.folder, run.plan) == 3
         promises = run.releases.promises(run.releases.find("gate"))
         assert run.charging.population.release("f" * 32, "gate", promises, 1, lambda: None) is None
         assert b"was used for 4 plans in the last year, and policy.plans_per_year = 4" in site.answer(request)
+    trial.plan = replace(trial.plan, name="another")
+    consent.accept(trial.folders["north"], trial.plan)
+    assert any("was used for 4 plans" in line for line in view_of(trial).refused)
+    with Site.open(trial.folders["north"]) as site:
+        assert b"was used for 4 plans" in site.answer(trial.hello()), "before anything is charged"
 
 
 def test_a_plan_that_divides_the_error_rate_by_too_few_is_refused(tmp_path):
@@ -613,6 +620,12 @@ def test_a_held_out_window_is_used_for_one_model(tmp_path, monkeypatch):
         assert wire.read_label(site.answer(request)).kind == "facts"
         other = wire.pack(wire.Label("gate", trial.plan.run, 2), model_parts() | {"model": b"1" * 64})
         assert USED.encode() in site.answer(other)
+    assert not any("held-out lists were used" in line for line in view_of(trial).refused), "the plan has started"
+    trial.plan = replace(trial.plan, name="another")
+    consent.accept(trial.folders["north"], trial.plan)
+    assert any("held-out lists were used" in line for line in view_of(trial).refused)
+    with Site.open(trial.folders["north"]) as site:
+        assert b"build a new data set" in site.answer(trial.hello()), "before anything is charged"
     [use] = read_window(folder).uses
     assert use["purpose"] == purpose_of("0" * 64)
     assert not use_window(folder, purpose_of("0" * 64))

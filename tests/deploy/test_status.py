@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fedrank.deploy import check as check_module
 from fedrank.deploy import consent
+from fedrank.deploy import status as status_module
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.flare_active import reports
 from fedrank.deploy.protocol import SAY_HELLO
@@ -304,6 +305,19 @@ def test_a_site_that_the_server_does_not_admit_says_so(site):
     assert "no longer admits this site" in printed(found(site))
     (site / "engine.log").write_text("Failed to send heartbeat\n")
     assert found(site).link == ""
+
+
+def test_with_a_shared_folder_the_command_is_the_process_and_no_link_is_known(home, monkeypatch):
+    (home / "federation.toml").unlink()
+    (home / "federation.json").write_text("{}")
+    monkeypatch.setattr(status_module, "_federation", lambda *_: ("clinics", [("s0", "joined", "")]))
+    (home / "runs" / "first" / "sites.json").write_text(json.dumps({"waiting": {"s0": "no answer for 15 s"}}))
+    assert not found(home).serves
+    with locked(home / "folder.lock", "test"), locked(home / "runs" / "first" / "lock", "test"):
+        now = found(home)
+    assert (now.serves, now.state, now.sites[0].link, now.sites[0].waited_for) == (
+        *(True, "waiting", "", "no answer for 15 s"),
+    )
 
 
 def test_a_full_or_read_only_disk_is_shown(home, site, monkeypatch):

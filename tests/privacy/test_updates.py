@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedrank.privacy.updates import PersonSum, PrivateUpdates, UpdatePrivacy, UpdateRefused, person_sum
+from tests import needs
 
 SITE = {"unit": "site", "shapes": {"w": (6,)}, "clip": 1.0, "epsilon": 4.0, "rounds": 5}
 
@@ -98,8 +99,48 @@ def test_arrays_and_tensors_give_the_same_sum():
     start = {"w": Tensor(weights)}
     tensors = person_sum(start, people, train, 0.2, 3)
     assert start["w"].values.tolist() == weights
+    shared = np.array(weights)  # as if the model that is trained has this memory
+
+    def train_in_place(copy, who):
+        shared[:] = copy["w"] + who / 10
+        return {"w": shared}
+
+    assert np.array_equal(person_sum({"w": shared}, people, train_in_place, 0.2, 3).update()["w"], plain.update()["w"])
     assert tensors.update()["w"] == pytest.approx(plain.update()["w"], abs=1e-6)
     assert plain.update()["w"] == pytest.approx([0.1 / math.sqrt(0.03) * 0.1732 + 2 * 0.2 / math.sqrt(3)] * 3, abs=1e-3)
+
+
+def test_a_model_of_pytorch_gives_the_sum_of_its_gradient_steps():
+    """Of each person alone, although `state_dict` shares the memory of the model that is trained."""
+    torch = pytest.importorskip("torch", reason=needs.reason("torch", "PyTorch is not installed"))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    people = {who: torch.tensor(np.random.default_rng(who).normal(size=(5, 2)), dtype=torch.float32) for who in (1, 2)}
+
+    def train(copy, who):
+        model.load_state_dict(copy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(people[who]) - who).square().mean().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = dict.fromkeys(start, 0.0)
+    for who in people:
+        trained = train(start, who)
+        moved = {name: value.double() - start[name] for name, value in trained.items() if value.is_floating_point()}
+        norm = math.sqrt(sum(float(value.square().sum()) for value in moved.values()))
+        assert norm > 0.2  # it is clipped
+        expected |= {name: expected[name] + 0.2 * value / norm for name, value in moved.items()}
+    model.load_state_dict(start)
+    found = person_sum(model.state_dict(), people, train, 0.2, 2).update()
+    assert set(found) == set(start) - {"1.num_batches_tracked"}
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-5)
+    for problem in (torch.ones(2, dtype=torch.bfloat16), torch.ones(2).to_sparse()):
+        with pytest.raises(UpdateRefused, match=r"'w' cannot be read: .*; convert it to float32"):
+            person_sum({"w": problem}, [1], lambda copy, who: copy, 0.2, 2)
 
 
 def test_people_beyond_the_public_number_and_other_shapes_are_refused():

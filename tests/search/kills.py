@@ -33,6 +33,7 @@ from tests.search.made_up import write_documents
 from tests.search.reading import zipped
 
 DOCUMENTS = 60
+FORGOTTEN = 1_000_000_000  # larger answers are documents that were forgotten
 
 
 def check_agreement(client: SearchClient) -> None:
@@ -82,9 +83,23 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
             client.open_document(secret.impression, 1)
             client.forget(query=secret.query)
             os.write(answered, f"-{secret.impression}\n".encode())
+            if turn % 3 == 0:
+                forget_a_document(client, folder.parent / "secrets", turn, answered)
             if turn % 7 == 0:  # what was given up is tried again
                 with client.store.writing():
                     client.store.set(engine_after=0)
+
+
+def forget_a_document(client: SearchClient, folder: Path, turn: int, answered: int) -> None:
+    """Index a file, open it, and forget the document with the search that showed it; the file stays."""
+    folder.mkdir(exist_ok=True)
+    write(folder / f"secret {turn}.txt", turn)
+    client.index([folder])
+    found = client.search(f'"secret {turn}.txt"')
+    client.open_document(found.impression, 0)
+    client.forget(document=found.results[0].id, searches=True)
+    os.write(answered, f"-{found.impression}\n-{FORGOTTEN + turn}\n".encode())
+    client.index()
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -138,6 +153,9 @@ def look(store: Path, told: set[int]) -> None:
         assert len(clicks) == len({*clicks})
         assert known.issuperset(clicks)
         assert not {-id for id in told if id < 0} & known, "a forgotten search is there"
+        client.index()
+        names = {client.store.text(id).rpartition(", ")[2] for (id,) in client.store.rows("SELECT id FROM documents")}
+        assert not {f"secret {-id - FORGOTTEN}.txt" for id in told} & names, "a forgotten document is there"
         for opponent, setting in GIVEN_UP.items():
             if since := client.store.setting(setting, 0):
                 before = "SELECT count(*) FROM impressions WHERE opponent = ? AND id <= ? AND state = 'closed'"
@@ -157,8 +175,8 @@ def in_child(what, *arguments) -> int:
         os._exit(1)
 
 
-def kills(folder: Path, count: int, seed: int = 1) -> int:
-    """Kill so often; returns how many clicks were answered."""
+def kills(folder: Path, count: int, seed: int = 1) -> tuple[int, int]:
+    """Kill so often; returns how many clicks were answered, and how many documents forgotten."""
     chance = random.Random(seed)
     documents, store, clicked = write_documents(folder / "documents", DOCUMENTS), folder / "store", set()
     for path in files_of(documents)[::6]:
@@ -181,7 +199,7 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
         lists = "SELECT count(*) FROM impressions WHERE opponent = ?"
         engine, forgetful = (client.store.count(lists, opponent) for opponent in (ENGINE, FORGETFUL))
         sys.stderr.write(f"lists mixed with the engine's order: {engine}, with the order without memory: {forgetful}\n")
-    return len(clicked)
+    return sum(id > 0 for id in clicked), sum(id < -FORGOTTEN for id in clicked)
 
 
 def finished(child: int, otherwise: str) -> None:
@@ -195,8 +213,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        clicks = kills(Path(folder) / "alone", given.count, given.seed)
-    sys.stdout.write(f"{given.count} kills: both stores agree, {clicks} answered clicks are all there\n")
+        clicks, documents = kills(Path(folder) / "alone", given.count, given.seed)
+    sys.stdout.write(
+        f"{given.count} kills: both stores agree, {clicks} answered clicks are all there, and {documents} forgotten "
+        "documents are gone\n"
+    )
 
 
 if __name__ == "__main__":

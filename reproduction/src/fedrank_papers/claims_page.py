@@ -116,7 +116,7 @@ _SYMBOLS = (
     "interest.",
     f"Would decide it: how many queries (times as many as here) or runs would give a verdict with a probability of "
     f"{ENOUGH:.0%}, if the difference is the one that was measured. “Times the queries” means that no number of runs "
-    "on these queries is enough.",
+    "on these queries is enough. “At least” is what any test needs, without a promise of a verdict.",
 )
 
 
@@ -163,7 +163,7 @@ def _claims(some: Sequence[Record]) -> Table:
     for record in some:
         for claim in record.claims:
             found, column = claim.contrast, claim.column
-            verdict = Cell(claim.verdict if claim.needed else reasons.short(claim), strong=not claim.reason)
+            verdict = Cell(claim.verdict if claim.outlook else reasons.short(claim), strong=not claim.reason)
             shown = (signed(column, found.difference), interval(column, claim.low, claim.high), power(claim))
             where = f"{record.name}{f' {NOTED}' if record.note else ''}, {heading(column)}"
             rows.append([Cell(claim.says), Cell(where), verdict, *map(Cell, (*shown, claim.needed, _numbers(claim)))])

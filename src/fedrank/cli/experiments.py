@@ -70,13 +70,14 @@ class RunOptions:
     """Further options of `run`."""
 
     threads: Threads = 1  # threads per run; useful only with thousands of clients
+    on: str | None = None  # executor on other machines, dask://HOST:PORT or slurm; OUT must be the same path there
     sbatch: list[str] | None = None  # KEY=VALUE: with --on slurm, option of each job, as time=240; may be repeated
 
 
 @experiments_app.command(
     rich_help_panel=PANEL,
     epilog="Examples:  fedrank run quickstart  ·  fedrank run demo  ·  "
-    "fedrank run my.toml --set learner.rate=0.05 --workers 2  ·  fedrank run quickstart --set rounds=100 --name short"
+    "fedrank run my.toml --short  ·  fedrank run my.toml --set learner.rate=0.05 --workers 2"
     "  ·  fedrank run my.toml --on dask://node7:8786  ·  fedrank run my.toml --on slurm --sbatch partition=short",
 )
 @with_settings
@@ -93,10 +94,9 @@ def run(
             "bytes, which changes results)."
         ),
     ] = "cpu",
-    on: Annotated[
-        str | None,
-        typer.Option(help="Executor on other machines: dask://HOST:PORT or slurm. OUT must be the same path there."),
-    ] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="Run only the first fold and seed. Without it, the others are added later.")
+    ] = False,
     quiet: Quiet = False,
     config: Config = None,
     *,
@@ -109,15 +109,18 @@ def run(
     from fedrank.experiments.spec.source import read_spec
 
     label = results_name(name, spec)
-    threads, sbatch = more.threads, more.sbatch or []
+    on, threads, sbatch = more.on, more.threads, more.sbatch or []
     if on is None and sbatch:
         raise ValueError(f"--sbatch {sbatch[0]} needs --on slurm; add it, or remove --sbatch")
     if spec == DEMO and not Path(spec).is_file():
-        if set_ or name or on or threads != 1 or device != "cpu":
+        if set_ or name or on or short or threads != 1 or device != "cpu":
             raise ValueError("fedrank run demo takes only --out, --quiet and --config; remove the other options")
         _demo(out, quiet)
         return
     grid = read_spec(spec, set_ or [])
+    if short:
+        fold, seed = grid.repeats()[0]
+        grid = read_spec(spec, [*(set_ or []), f"data.folds=[{fold}]", f"seeds=[{seed}]"])
     if on is None:
         run_and_print(grid, label, out, workers, threads, device, quiet=quiet)
         return

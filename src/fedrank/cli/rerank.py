@@ -114,7 +114,8 @@ def rerank_status(tenant: Tenant, as_json: AsJson = False, folder: Folder = None
     for reader, record in status.readers.items():
         print_line(f"Reader {reader or 'without a name'}: {consistency(record)}")
     for name in names(status):
-        print_line(f"{status.weights.get(name, 0.0):+6.2f}  {name}: {MEANINGS.get(name, 'sent by the caller')}")
+        trial = "" if status.on_trial is None else f" (on trial: {status.on_trial.get(name, 0.0):+.2f})"
+        print_line(f"{status.weights.get(name, 0.0):+6.2f}  {name}: {MEANINGS.get(name, 'sent by the caller')}{trial}")
 
 
 @rerank_app.command("forget", epilog="Example:  fedrank rerank forget shop --query 'asthma inhaler'")

@@ -405,7 +405,10 @@ def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None
     most = max((abs(week.difference) for week in learned.weeks), default=0.0)
     for week in learned.weeks:
         print_line(f"{day(week.begins)}  {week.difference:+.3f}  {text_bar(week.difference, most)}")
-    print_line(f"Lists that mixed both orders: {learned.wins:,} won by yours, {learned.losses:,} by the engine's")
+    print_line(
+        "Lists that mixed your order with another one (the engine's, or yours without earlier clicks): "
+        f"{learned.wins:,} won by yours, {learned.losses:,} by the other"
+    )
     print_line("Forget all of this: fedrank search forget --learned")
 
 

@@ -34,7 +34,7 @@ from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import FULL, error_message, is_locked
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Population
+from fedrank.privacy.population import Population, ledger_folders
 
 if TYPE_CHECKING:
     from fedrank.deploy.flare_certificates import CertificateFacts
@@ -286,7 +286,8 @@ def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, Check
         return None, CheckLine("data", "wrong", error_message(problem), f"correct the data, or [data] in {SITE}")
     said = f"{share.train.queries:,} queries, {share.train.documents:,} documents for training"
     said += f"; {share.test.queries:,} queries for evaluation" if share.test is not None else ""
-    said += f"; {share.people:,} people" if share.people else ""
+    unit = "browsers, which are not people" if settings.data.are_browsers else "people"
+    said += f"; {share.people:,} {unit}" if share.people else ""
     if not share.train.grades.any():
         remedy = "a model cannot be trained on it; check that it is the right file"
         return share, CheckLine("data", "wrong", f"{said}, but no document is relevant or clicked", remedy)
@@ -332,7 +333,7 @@ def _ledger(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
     found = ledger_objections(folder, settings, plan)
     try:
         known = Population.find(folder / PEOPLE)
-        accounts, spent = ([], {}) if known is None else (known.accounts(), known.spent())
+        spent = {} if known is None else known.spent()
     except (LedgerError, ValueError, OSError) as problem:
         known, found = None, found or [error_message(problem)]
     for line in found:
@@ -345,7 +346,8 @@ def _ledger(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
         return
     largest, most = settings.policy.largest_epsilon, max(spent.values(), default=0.0)
     limit = known.limit if largest is None else largest
-    said = f"ε = {up(most)} of {limit:g} spent in {len(accounts)} runs"
+    runs = len({ledger.parent for ledger in ledger_folders(known.folder)})
+    said = f"ε = {up(most)} of {limit:g} spent in {'1 run' if runs == 1 else f'{runs:,} runs'}"
     if most >= limit:
         remedy = "the budget of these people is spent: do not participate in further runs"
         yield CheckLine("ledger", "wrong", said, remedy)

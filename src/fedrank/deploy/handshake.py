@@ -25,7 +25,9 @@ MAX_FAILURES = 15  # hello requests that a site answers with a failure until the
 
 
 class Differs(Exception):
-    """Sites whose facts differ from the plan; the text lists the differences."""
+    """Sites whose facts differ from the plan, or that refuse it; the text lists the reasons."""
+
+    explained = True  # a failed run shows no traceback
 
 
 @dataclass

@@ -14,6 +14,7 @@ from fedrank.deploy.identity import read_identity
 from fedrank.deploy.outbox import OUTBOX, OutboxError
 from fedrank.deploy.plan import Plan, data_problems, key_problems, uses_keys
 from fedrank.deploy.settings import SiteSettings
+from fedrank.deploy.site_releases import gate_objections
 from fedrank.deploy.site_runtime import PEOPLE, SiteHome
 from fedrank.files import error_message
 from fedrank.privacy.ledger import LedgerError
@@ -40,7 +41,7 @@ def plan_objections(
     found = settings.objections(plan) + _transport_objections(folder, plan)
     if not draft:
         found += _key_objections(folder, settings, plan)
-    return found + _changed_data(folder, settings, plan, share)
+    return found + _changed_data(folder, settings, plan, share) + _gate_objections(folder, settings, plan)
 
 
 def data_objections(settings: SiteSettings, plan: Plan, share: SiteSplit | None) -> list[str]:
@@ -99,6 +100,13 @@ def _changed_data(folder: Path, settings: SiteSettings, plan: Plan, share: SiteS
     except (Refused, OutboxError, OSError) as problem:
         return [f"data: {error_message(problem) if isinstance(problem, OSError) else problem}"]
     return []
+
+
+def _gate_objections(folder: Path, settings: SiteSettings, plan: Plan) -> list[str]:
+    try:
+        return gate_objections(folder, settings, plan)
+    except (LedgerError, OSError, ValueError):  # of the ledger or the data, which are objections already
+        return []
 
 
 def ledger_objections(folder: Path, settings: SiteSettings, plan: Plan | None) -> list[str]:

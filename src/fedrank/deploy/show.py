@@ -27,7 +27,7 @@ from fedrank.deploy.make_plans import features_of
 from fedrank.deploy.objections import objections
 from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of, releases_of
+from fedrank.deploy.releases import PROPENSITY, QUALITY, WORDS, release_of, releases_of
 from fedrank.deploy.settings import BROWSER, SiteSettings, tree_releases
 from fedrank.deploy.transport import shared_folder
 from fedrank.experiments.report.formatting import amount
@@ -140,7 +140,6 @@ class PlanView:
     sum: SumView | None
     refused: tuple[str, ...]
     not_covered: tuple[str, ...]
-    used: str = ""  # day on which the held-out lists were used for a model; empty: not yet, or they are not needed
 
 
 class _Disclosed(NamedTuple):
@@ -192,18 +191,10 @@ def look_at(
         sum=sum_view(plan),
         refused=tuple(objections(folder, settings, plan, share, draft)),
         not_covered=tuple(disclosed.not_covered),
-        used=_window_used(settings, plan),
     )
     if (shared := shared_folder(folder)) is not None:
         view = _through_folder(view, shared)
     return view if plan.silos is None else _with_sketch_costs(view, folder, plan.silos)
-
-
-def _window_used(settings: SiteSettings, plan: Plan) -> str:
-    releases = releases_of(plan)
-    if releases is None or release_of(plan, GATE) is None or not settings.data.log:
-        return ""
-    return releases.window_used(settings.data.log)
 
 
 def _through_folder(view: PlanView, shared: Path) -> PlanView:
@@ -469,14 +460,7 @@ def as_facts(view: PlanView) -> dict[str, Any]:
 def _refused(view: PlanView) -> Section:
     section = Section("What would be refused")
     if not view.refused:
-        section = section.paragraph("Nothing: the plan fits the policy of this site.")
-        if view.used:
-            section = section.paragraph(
-                f"The held-out lists of this site were used for a model on {view.used}. For another model, quality and "
-                "gate are refused, while training is charged: build a new data set first (`data build --previous`).",
-                tone="warn",
-            )
-        return section
+        return section.paragraph("Nothing: the plan fits the policy of this site.")
     return section.paragraph("This site would refuse the plan:", tone="warn").points(view.refused)
 
 

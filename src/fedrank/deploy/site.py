@@ -26,6 +26,7 @@ from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan
 from fedrank.deploy.records import printable
 from fedrank.deploy.settings import SiteSettings, read_site
 from fedrank.deploy.silos import SiloRun
+from fedrank.deploy.site_releases import gate_objections
 from fedrank.deploy.site_runtime import SiteHome, SiteRun
 from fedrank.deploy.site_updates import UpdateRun
 from fedrank.files import FULL, locked, write_atomic
@@ -134,7 +135,7 @@ class Site(SiteHome):
             self._close_runs()
             if self.journal is not None:
                 self.journal.check_files()
-            self._check_budget(plan)
+            self._check_start(plan)
             kind = ForestRun if plan.forests is not None else SiloRun if plan.silos is not None else UpdateRun
             self._runs[plan.run] = kind.open(self, plan)
         run = self._runs[plan.run]
@@ -168,13 +169,14 @@ class Site(SiteHome):
         if known and known != self.identity.public:
             raise Refused("the key of this site in the plan is not its own; ask the coordinator for a new plan")
 
-    def _check_budget(self, plan: Plan) -> None:
-        """Refuse to start a run that the budget does not cover to its end; a started one continues while it can."""
+    def _check_start(self, plan: Plan) -> None:
+        """Refuse to start a run that budget or gate would not let end; a started one continues while it can."""
         if (self.folder / OUTBOX / plan.digest[:32]).is_dir():
             return
         policy = self.settings.policy
         prices = charged_prices(plan, policy.delta, policy.released_measures)
-        if found := Budget.of(self.folder, policy, plan, prices).objections():
+        found = Budget.of(self.folder, policy, plan, prices).objections()
+        if found := found + gate_objections(self.folder, self.settings, plan):
             raise Refused(f"{protocol.REFUSED[1]}: {'; '.join(found)}")
 
     def _check_consent(self, plan: Plan) -> None:

@@ -25,10 +25,12 @@ from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of
-from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, digest_of
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, release_of, releases_of
+from fedrank.deploy.settings import SiteSettings
+from fedrank.deploy.site_runtime import PEOPLE, CheckedRequest, Computed, Contribution, Handler, digest_of
 from fedrank.experiments.runner.folder import Card
 from fedrank.files import now, parse_json, write_atomic
+from fedrank.privacy.population import Population
 from fedrank.ranking.model import load_weights, save_model
 from fedrank.types import Weights
 from fedrank.wire import Label, Part, Refused
@@ -166,12 +168,8 @@ class GateSums(ReleasedSums):
 
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
         super().check_new(request, before)
-        made, most = gates_in_a_year(self.run), self.run.site.settings.policy.plans_per_year
-        if made >= most:
-            raise Refused(
-                f"the gate of this site was used for {made} plans in the last year, and policy.plans_per_year = "
-                f"{most}: more decisions would exceed the error rate of a year; wait, or decide by a trial"
-            )
+        if (why := too_many_gates(self.run.site.folder, self.run.site.settings, self.run.plan)) is not None:
+            raise Refused(why)
 
     def values(self, weights: Weights) -> NDArray[np.float64]:
         return gate_values(self.run, weights, None)
@@ -229,17 +227,41 @@ def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> ND
         raise Refused(NO_BIASES) from None
 
 
-def gates_in_a_year(run: UpdateRun) -> int:
+def gates_in_a_year(folder: Path, plan: Plan) -> int:
     """Other plans for which a site released the sums of its gate in the last year, with or without a result."""
-    assert run.charging is not None
-    people, own = run.charging.population, run.plan.digest[:32]
-    stored = run.site.folder.glob(f"{OUTBOX}/*/{RELEASES}/{NUMBERS[GATE]:08d}-*")
+    stored = folder.glob(f"{OUTBOX}/*/{RELEASES}/{NUMBERS[GATE]:08d}-*")
     at = {path.parent.parent.name: path.stat().st_mtime for path in stored}
-    for folder in people.folder.glob("*/"):  # a charge whose message is lost counts as one of this year
-        if any(key.partition("@")[0] == GATE for key in people.released(folder.name)):
-            at.setdefault(folder.name, math.inf)
+    if (people := Population.find(folder / PEOPLE)) is not None:
+        for charged in people.folder.glob("*/"):  # a charge whose message is lost counts as one of this year
+            if any(key.partition("@")[0] == GATE for key in people.released(charged.name)):
+                at.setdefault(charged.name, math.inf)
     since = (datetime.now(UTC) - YEAR).timestamp()
-    return sum(one > since for name, one in at.items() if name != own)
+    return sum(one > since for name, one in at.items() if name != plan.digest[:32])
+
+
+def too_many_gates(folder: Path, settings: SiteSettings, plan: Plan) -> str | None:
+    """Why the gate of a site decides on no further plan; None: it does."""
+    made, most = gates_in_a_year(folder, plan), settings.policy.plans_per_year
+    if made < most:
+        return None
+    return (
+        f"the gate of this site was used for {made} plans in the last year, and policy.plans_per_year = {most}: more "
+        "decisions would exceed the error rate of a year; wait, or decide by a trial"
+    )
+
+
+def gate_objections(folder: Path, settings: SiteSettings, plan: Plan) -> list[str]:
+    """Why the gate of a plan could not decide, so nothing is charged for it; a plan that has started continues."""
+    releases = releases_of(plan)
+    if releases is None or releases.find(GATE) is None or (folder / OUTBOX / plan.digest[:32]).is_dir():
+        return []
+    found = [] if (why := too_many_gates(folder, settings, plan)) is None else [f"gate: {why}"]
+    if settings.data.log and (day := releases.window_used(settings.data.log)):
+        found.append(
+            f"data.log: its held-out lists were used for a model on {day}, and a gate needs lists that no model has "
+            "used; build a new data set with `fedrank data build --previous`, and name it in site.toml"
+        )
+    return found
 
 
 def write_decision(run: UpdateRun, folder: Path, card: Card | None, asked: bytes) -> dict[str, str]:

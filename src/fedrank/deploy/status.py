@@ -54,7 +54,7 @@ class SiteLine:
     refused: str = ""  # why it did not answer the last request; "" if it did
     waited_for: str = ""  # why the run waits for it
     days_left: int | None = None  # of its certificate
-    link: str = ""  # during a run: "up" or "down"; "" if it is not known
+    link: str = ""  # to the server, during a run: "up" or "down"; "" if it is not known
     silent: bool = False  # whether the last request got no answer at all
     contact: float | None = None  # when it last answered, in seconds since 1970; None if it is not known
 
@@ -65,7 +65,7 @@ class DeploymentStatus:
 
     who: str  # "coordinator", or the name of the site
     federation: str
-    serves: bool  # whether a process of `deploy start` is running
+    serves: bool  # whether a process of `deploy start` is running, or of `deploy run` with a shared folder
     days_left: int | None  # of the own certificate
     run: str = ""
     folder: str = ""  # of the run
@@ -174,6 +174,7 @@ def _ends(days: int) -> str:
 
 def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     name, listed = _federation(home, kits)
+    server = (home / FEDERATION).exists()  # with a shared folder, a site that computes and one that is off look alike
     active = _facts(home / ACTIVE)
     news = _facts(home / reports(str(active.get("run")), str(active.get("stretch"))))
     folder = Path(str(active["folder"])) if active.get("folder") else _latest(home / "runs")
@@ -195,7 +196,8 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     for site, where, until in listed:
         one = answered.get(site, SiteLine(site, ""))
         why = waiting.get(site, "")
-        link = _link(one, why, site in lost) if state in ("running", "waiting") and where in ("joined", "") else ""
+        asked = server and state in ("running", "waiting") and where in ("joined", "")
+        link = _link(one, why, site in lost) if asked else ""
         lines.append(
             SiteLine(
                 site, where, one.round, one.seconds, excluded.get(site, one.refused), why, _days(until, now), link,
@@ -206,7 +208,7 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     return DeploymentStatus(
         who="coordinator",
         federation=name,
-        serves=bool(is_locked(home / SERVED)),
+        serves=any(map(is_locked, (home / SERVED, home / COMMAND_LOCKS[1]))),
         days_left=_own_days(home, kits, now),
         run=str(books.get("run") or active.get("name") or ""),
         folder="" if folder is None else str(folder),

@@ -189,14 +189,22 @@ class PersonSum:
 def person_sum(
     weights: Arrays, people: Iterable[T], train: Callable[[dict[str, Any], T], Arrays], clip: float, most: int
 ) -> PersonSum:
-    """Train from the same weights for every person alone (`train(copy of weights, person)`), and add up the changes."""
-    total = PersonSum(clip, most)
-    start = floats_of(weights)
+    """Train from the same weights for every person alone (`train(copy of weights, person)`), and add up the changes.
+
+    `weights` may share the memory of the model that is trained, as `model.state_dict()` of PyTorch does.
+    """
+    total, start = PersonSum(clip, most), _copies(weights)
+    before = floats_of(start)
     for person in people:
-        copies = {name: value.clone() if hasattr(value, "clone") else np.copy(value) for name, value in weights.items()}
-        trained = train(copies, person)
-        total.add({name: as_array(name, trained[name]) - start[name] for name in start})
+        trained = train(_copies(start), person)
+        total.add({name: as_array(name, trained[name]) - before[name] for name in before})
     return total
+
+
+def _copies(arrays: Arrays) -> dict[str, Any]:
+    return {
+        name: value.detach().clone() if hasattr(value, "detach") else np.copy(value) for name, value in arrays.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -281,7 +289,10 @@ def floats_of(arrays: Arrays) -> dict[str, NDArray[Any]]:
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """A NumPy array of an array or tensor."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError as problem:  # bfloat16, or a sparse tensor
+            raise UpdateRefused(f"{name!r:.80} cannot be read: {problem!s:.200}; convert it to float32") from None
     if not isinstance(value, np.ndarray | np.generic | float | int) or np.asarray(value).dtype.kind not in "fiub":
         raise UpdateRefused(f"{name!r:.80} is not an array of numbers")
     return np.asarray(value)

@@ -15,7 +15,7 @@ from fedrank.files import parse_json, read_bytes, write_atomic
 from fedrank.ranking.model import COMBINED, load_weights, model_file
 from fedrank.ranking.stored_estimate import stored_estimate
 
-FORGOTTEN = "forgotten_people.json"
+FORGOTTEN, GATE = "forgotten_people.json", "gate.json"
 FORMAT = 1
 _LARGEST = 16 << 20  # bytes
 
@@ -67,8 +67,11 @@ def remarks_on(model: str | Path) -> list[str]:
                 f"{file} was combined at {site} with its own model, which learned from its people without noise: no ε "
                 "covers it; use it in the engine of that site, and do not publish it"
             )
-            if not (file.parent / "gate.json").exists():
+            if not (file.parent / GATE).exists():
                 lines.append(f"{file} is a copy: gate.json at {site} says whether the gate vetoed it")
+    with suppress(ValueError, OSError, TypeError, KeyError):  # only a site writes this file
+        if parse_json(read_bytes(file.parent / GATE, _LARGEST))["outcome"] == "veto":
+            lines.append(f"the gate vetoed {file}: it is estimated to be worse at this site, or at another one")
     found = stored_estimate(file)
     if found is not None and found.finding != "better":
         lines.append(f"the estimate of {file} is {found.finding}: {found.verdict}")

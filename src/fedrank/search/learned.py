@@ -77,7 +77,7 @@ class LearnedFacts:
     remembered: tuple[Remembered, ...]  # latest first
     pairs: int  # of query and document, listed or not
     weeks: tuple[WeekDifference, ...]  # oldest first
-    wins: int  # lists that mixed both orders, in which this order got more clicks than the engine's
+    wins: int  # lists mixed with an opponent's order, in which this order got more clicks
     losses: int
     given_up: bool  # whether earlier clicks do not count any more, since lists without them won
     uses_engine: bool  # whether the engine's order is used, since it won

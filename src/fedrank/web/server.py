@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _TWO_HOSTS = b"421: the request must have one Host header\n"
 _NO_REQUEST = b"400: this is not a valid HTTP request\n"
+PATIENCE = 30.0  # seconds; a connection on which no request arrives for as long is closed
 
 
 def serve_page(
@@ -67,21 +69,33 @@ def make_server(app: ASGIApp, door: Access, ready: Callable[[str], None], extra:
             ready(door.link)
 
     config = uvicorn.Config(
-        app, http=_protocol(), ws="none", lifespan="off", loop="asyncio", log_level="critical",
+        app, http=http_protocol(), ws="none", lifespan="off", loop="asyncio", log_level="critical",
         access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
     )  # fmt: skip
     return Server(config)
 
 
-def _protocol() -> Any:
-    """The HTTP protocol of uvicorn, with 421 for several Host headers, as for a wrong one.
+def http_protocol() -> Any:
+    """The HTTP protocol of uvicorn, with 421 for several Host headers, as for a wrong one, and a limit on waiting.
 
-    An invalid request is answered without the parser, which would fail again and print an error.
+    An invalid request is answered without the parser, which would fail again and print an error. A connection is closed
+    if the head of a request does not arrive, since a few hundred of them would block all other clients.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class OneHost(H11Protocol):
+    class Bounded(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(PATIENCE, self._look, None)
+
+        def _look(self, before: Any) -> None:
+            """Close the connection unless a request has arrived since the last look, or is being answered."""
+            if self.cycle is before and (before is None or before.response_complete):
+                self.transport.close()
+            elif not self.transport.is_closing():
+                self.loop.call_later(PATIENCE, self._look, self.cycle)
+
         def send_400_response(self, msg: str) -> None:
             two = "multiple Host" in str(sys.exc_info()[1])
             status, body = ("421 Misdirected Request", _TWO_HOSTS) if two else ("400 Bad Request", _NO_REQUEST)
@@ -90,7 +104,7 @@ def _protocol() -> Any:
                 self.transport.write(f"{head}\r\n\r\n".encode() + body)
             self.transport.close()
 
-    return OneHost
+    return Bounded
 
 
 @contextlib.contextmanager

@@ -108,8 +108,10 @@ def test_every_task_has_a_built_in_method():
     ],
 )  # fmt: skip
 def test_what_a_submission_cannot_set(tmp_path, text, reason):
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=reason) as found:
         read_submission(written(tmp_path, text))
+    lines = str(found.value).splitlines()
+    assert len(lines) == len(set(lines))  # once, not for every cell of a task
 
 
 def test_keys_of_a_task_and_of_a_cell_come_last(tmp_path):

@@ -34,6 +34,12 @@ def test_the_header_is_read_and_names_from_outside_stay_text(run):
     assert "TO FILL IN" in body
 
 
+def test_its_quality_is_that_of_the_model_and_not_the_mean_of_the_last_evaluations(tmp_path):
+    path = write_run(tmp_path, rounds=4, offline=[None, 0.25, None, 0.5], measures=["ndcg@10"])
+    [result] = header(model_card(path))[0]["model-index"][0]["results"]
+    assert result["metrics"] == [{"type": "ndcg@10", "value": 0.5}]
+
+
 def test_the_header_has_what_the_published_schema_requires_and_no_empty_results(tmp_path):
     # modelcard.md of huggingface/hub-docs; ModelCard of huggingface_hub 2.4 read this header when it was written.
     found, _ = header(model_card(write_run(tmp_path)))

@@ -104,6 +104,12 @@ def test_replay_of_a_log_is_not_called_worse_than_doing_nothing(tmp_path: Path) 
     assert "is not a valid estimate" in said(tmp_path)
 
 
+def test_variants_that_are_judged_by_replay_are_not_called_worse_than_each_other(tmp_path: Path) -> None:
+    vary = {"aggregator.name": ["mean", "krum"]}
+    found = findings(write_grid(tmp_path, vary, [0.5, 0.4], nothing=0.45, given="logged order"))
+    assert headline(found).endswith(" Compared with mean, krum is significantly lower by replay.")
+
+
 def test_a_model_above_it_has_no_warning(tmp_path: Path) -> None:
     write_experiment(tmp_path)
     write_run(tmp_path, level=0.6, nothing=0.45)

@@ -155,6 +155,7 @@ def test_feedback_by_id_by_texts_and_by_an_answer(client):
         ("/v2/rerank", {"query": "q", "documents": ["x"], "sources": ["x" * 1001]}, "at most 1,000 characters"),
         ("/v2/rerank", [1], "must be a JSON object"),
         ("/v2/feedback", {"id": "x", "events": [{"index": 0, "kind": "cited"}]}, "no such request"),
+        ("/v2/feedback", {"id": "\ud800", "events": [{"index": 0, "kind": "cited"}]}, "no such request"),
         ("/v2/feedback", {"id": "x"}, "names no event"),
         ("/v2/feedback", {"id": 3, "events": [{"index": 0, "kind": "cited"}]}, "id must be a text"),
         ("/v2/feedback", {"query": 3, "events": []}, "query must be a text"),
@@ -168,7 +169,7 @@ def test_feedback_by_id_by_texts_and_by_an_answer(client):
     ],
 )
 def test_bad_bodies_are_refused(client, tenants, path, body, message):
-    answer = client.post(path, json=body)
+    answer = client.post(path, content=json.dumps(body))
     assert answer.status_code == 400
     assert message in answer.json()["message"]
     assert tenants.reranker("shop").status().requests == 0

@@ -18,10 +18,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-import uvicorn
 
-from fedrank.search.rerank.api import make_api
-from fedrank.search.rerank.serve import bound_to
+from fedrank.search.rerank.serve import bound_to, make_server
 from fedrank.search.rerank.tenants import Tenants
 from tests.search.rerank.kills import kill_often
 
@@ -42,7 +40,8 @@ def server(tmp_path):
     """The address and a key of a server."""
     tenants = Tenants(tmp_path / "server")
     with bound_to("127.0.0.1", 0) as bound:
-        running = uvicorn.Server(uvicorn.Config(make_api(tenants), lifespan="off", log_level="critical"))
+        bound.listen()  # a test may connect before the server runs
+        running = make_server(tenants)
         thread = threading.Thread(target=lambda: running.run(sockets=[bound]), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{bound.getsockname()[1]}", tenants.add_key("shop"), tenants
@@ -192,6 +191,18 @@ def test_an_agent(tmp_path, over):
     assert "no such request is recorded" in said[2]
     with Tenants(tmp_path / "server").reranker("agent") as reranker:
         assert reranker.status().with_feedback == 1
+
+
+def test_clients_that_send_nothing_or_slowly_do_not_block_others(server, monkeypatch):
+    """Connections on which no request arrives are closed, and bodies must arrive in time."""
+    monkeypatch.setattr("fedrank.web.server.PATIENCE", 0.1)
+    monkeypatch.setattr("fedrank.search.rerank.api.BODY_SECONDS", 0.1)
+    address, key, _ = server
+    head = f"POST /v2/rerank HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 100\r\n\r\n"
+    for sent, answer in ((b"", b""), (b"POST /v2/rer", b""), (head.encode() + b"{", b"HTTP/1.1 408 ")):
+        with socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), timeout=30) as one:
+            one.sendall(sent)
+            assert one.recv(13) == answer
 
 
 def test_health_and_an_address_in_use(server):

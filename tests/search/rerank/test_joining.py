@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -27,41 +28,8 @@ from fedrank.search.rerank.store import RerankError
 from tests.deploy.commands import CommandFederation
 
 TWO_DAYS_AGO = -2 * 86_400.0  # later than what the retention period deletes
-SPEC = """\
-rounds = 4
-[data]
-features = "rerank-1:own"
-[clients]
-count = 3
-people = 40
-interactions = 20
-[learner]
-name = "logged-clicks"
-rate = 0.3
-[server]
-name = "add"
-rate = 1.0
-[mechanism]
-name = "gaussian"
-unit = "person"
-clip = 2.0
-noise = 0.5
-"""
-SITE = """\
-name = "{name}"
-id = {id}
-federation = "clinics"
-[data]
-log = "feedback"
-person = "user"
-normalise = "none"
-[policy]
-learners = ["logged-clicks"]
-unit = "person"
-largest_epsilon = 100000.0
-min_sites = 3
-accept = "listed"
-"""
+TUTORIAL = Path(__file__).parents[3].joinpath("docs", "tutorials", "rerank.md").read_text("utf-8")
+SITE, SPEC = re.findall(r"^```toml\n(.*?)^```$", TUTORIAL, re.M | re.S)
 
 
 def use(folder: Path, seed: int, requests: int = 120, useful: bool = True) -> None:
@@ -135,14 +103,17 @@ def test_nothing_to_write_and_models_that_do_not_fit(tmp_path, fedrank):
 @pytest.mark.long
 def test_three_tenants_learn_together(tmp_path, fedrank, monkeypatch):
     made = CommandFederation(tmp_path, min_sites=3)
-    made.spec.write_text(SPEC)
+    made.spec.write_text(SPEC.replace("noise = 4.0", "noise = 0.5"))  # noise comes from the system's secure source
     tenants = tmp_path / "server" / "tenants"
     server = ("--folder", tmp_path / "server")
     for id, name in enumerate(made.names):
         use(tenants / name, id, useful=id < 2)  # the third has other readers
         code, out, _ = fedrank("rerank", "join", name, "--log", made.home(name) / "feedback", *server)
         assert (code, 'features = "rerank-1:own"' in out) == (0, True)
-        (made.home(name) / "site.toml").write_text(SITE.format(name=name, id=id))
+        site = (
+            SITE.replace('"shop"', f'"{name}"').replace('"shops"', '"clinics"').replace("id         = 0", f"id = {id}")
+        )
+        (made.home(name) / "site.toml").write_text(site.replace("= 8.0", "= 100000.0"))
         made.fedrank("accept", "my.toml", "--home", name, "--yes")
     monkeypatch.setenv("XDG_STATE_HOME", made.environment["XDG_STATE_HOME"])
     monkeypatch.setattr(site_calls, "PAUSE", 0.01)
@@ -172,5 +143,6 @@ def test_three_tenants_learn_together(tmp_path, fedrank, monkeypatch):
         told = json.loads(fedrank("rerank", "status", name, "--json", *server)[1])
         assert told["on_trial"]["own"] == pytest.approx(told["on_trial"]["rank"])  # the largest
         assert told["mode"] == "start"
+        assert "(on trial: +" in fedrank("rerank", "status", name, *server)[1]
     code, _, err = fedrank("rerank", "join", made.names[2], "--model", received[made.names[2]], *server)
     assert (code, "does not predict the tenant's own feedback" in err) == (2, True)

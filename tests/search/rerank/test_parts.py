@@ -13,6 +13,7 @@ from fedrank.data.text import stemmer, tokens
 from fedrank.search.rerank.learning import LARGEST, PENALTY, REMEMBERED, SCALES, Example, _pairs_of, is_due, refit
 from fedrank.search.rerank.memory import MAX_QUERIES, ReaderRecord, UseMemory
 from fedrank.search.rerank.passages import (
+    BUCKETS,
     MIN_BACKGROUND,
     OWN,
     START,
@@ -218,13 +219,13 @@ def test_memory_is_bounded(monkeypatch):
 
 
 def test_likeness_is_weighted():
-    weights = {1: 3.0, 2: 1.0, 3: 1.0}
-
-    def idf(stems):
-        return np.array([weights[int(stem)] for stem in stems])
-
-    assert likeness(np.array([1, 2], np.int32), np.array([1, 3], np.int32), idf) == 3 / 5
-    assert likeness(np.array([2], np.int32), np.array([3], np.int32), idf) == 0
+    """Of 10 passages, 1, 5 and 5 have the words 1, 2 and 3."""
+    background = PassageStatistics(10, 100, np.zeros(BUCKETS, np.int32))
+    background.frequencies[[1, 2, 3]] = 1, 5, 5
+    rare, common = math.log1p(9.5 / 1.5), math.log1p(5.5 / 5.5)
+    others = [np.array(stems, np.int32) for stems in ([1, 3], [3], [1, 2], [])]
+    found = likeness(np.array([1, 2], np.int32), others, background)
+    np.testing.assert_allclose(found, [rare / (rare + 2 * common), 0, 1, 0])
 
 
 # refit

@@ -345,6 +345,21 @@ def test_a_lost_key_a_damaged_file_and_a_newer_format(tmp_path):
         Reranker(tmp_path / "t")
 
 
+def test_a_full_disk_is_an_error_and_nothing_is_recorded(reranker):
+    database = reranker._store.db
+    before = reranker.rerank("asthma", TEXTS)
+    [pages] = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    answers = []
+    with pytest.raises(OSError, match=r"rerank\.db cannot be written .*full"):
+        answers.extend(reranker.rerank("asthma", [f"{text} {number}" for text in TEXTS]) for number in range(1_000))
+    assert reranker.status().requests == 1 + len(answers)
+    database.execute("PRAGMA max_page_count = 100000")
+    reranker.feedback(before.id, {2: "cited"})
+    assert reranker.rerank("asthma", TEXTS).indices
+    assert reranker.status().with_feedback == 1
+
+
 @pytest.mark.parametrize("wrong", [{"opponent": 0.0}, {"opponent": 0.9}, {"keep_days": 0}])
 def test_wrong_settings(tmp_path, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -420,6 +435,10 @@ def test_readers_and_answers_are_bounded_in_number(reranker, monkeypatch):
     for number in range(5):
         reranker.feedback(id, {2: "cited"}, reader="model-1", answer=f"{STORY} {number}")
     assert reranker._store.count("SELECT count(*) FROM answers") == 2
+    for _ in range(3):  # the same answers again do not displace others
+        for number in (3, 4):
+            reranker.feedback(id, {2: "cited"}, reader="model-1", answer=f"{STORY} {number}")
+    assert reranker._store.count("SELECT count(DISTINCT runs) FROM answers") == 2
     reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="model-2")
     with pytest.raises(RerankError, match="2 versions of readers are known"):
         reranker.feedback(reranker.rerank("asthma", TEXTS).id, {2: "cited"}, reader="model-3")

@@ -63,6 +63,24 @@ def test_a_late_model_is_not_waited_for_and_not_asked_twice():
     assert scorer("third", TEXTS) == [1.0] * 3
 
 
+def test_requests_wait_for_each_other():
+    both = threading.Barrier(2)
+    scorer = ModelScorer(lambda query, texts: [float(query)] * len(texts), seconds=20)
+    found = {}
+
+    def ask(query):
+        both.wait()
+        found[query] = scorer(query, TEXTS)
+
+    for _ in range(20):
+        threads = [threading.Thread(target=ask, args=(query,)) for query in "12"]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert found == {"1": [1.0] * 3, "2": [2.0] * 3}
+
+
 @pytest.mark.parametrize("wrong", [{"model": ""}, {"model": "x", "seconds": 0}, {"model": "x", "seconds": 61}])
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):

@@ -138,7 +138,7 @@ def _checked(name: str, text: str, suffix: str) -> Submission:
     found = Submission(str(settings.get("name", name)), text, suffix, settings)
     if found.is_skyline and settings == _SKYLINE:
         return found
-    if problems := list(_problems(found)):
+    if problems := dict.fromkeys(_problems(found)):  # cells of a task have the same ones
         raise ValueError("\n".join(f"{name}: {line}" for line in problems))
     return found
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedrank.experiments.report.contrast import Contrast
+from fedrank.experiments.report.contrast import FEWEST, ONE_TRAINING, Contrast
 from fedrank.experiments.report.statistics import LEVEL, t_quantile
 
 # The smallest difference of interest, of a measure between 0 and 1, fixed before any rerun. Half a hundredth of nDCG is
@@ -54,7 +54,7 @@ class Verdict(Stated):
     power: float = math.nan  # of the design, for that difference
     reason: str = ""  # why the verdict is not clear
     outlook: str = ""  # where it is OPEN: what more repeats would show; part of the reason
-    needed: str = ""  # the same in short: how many queries, runs or data sets would decide it
+    needed: str = ""  # in short: how many queries, runs or data sets would decide it, or would make a test possible
 
 
 def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
@@ -88,7 +88,9 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
         return Verdict(**vars(claim), verdict=UNTESTED, level=level, reason=found.reason)
     if not found.tested:
         reason = f"{CANNOT}: {found.reason}{_on_these_queries(found)}"
-        return Verdict(**vars(claim), verdict=OPEN, level=level, sought=sought, power=0.0, reason=reason)
+        return Verdict(
+            **vars(claim), verdict=OPEN, level=level, sought=sought, power=0.0, reason=reason, needed=_for_a_test(found)
+        )
     if within is not None:
         verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN
     else:
@@ -102,6 +104,13 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
         whose = "the paper's difference" if claim.reported else "the smallest of interest"
         could = f"power {power:.2f} for {sought:.3g}, {whose}"
     return replace(judged, reason=f"{could}; {outlook}", outlook=outlook, needed=needed)
+
+
+def _for_a_test(found: Contrast) -> str:
+    """What a design without a test lacks."""
+    if found.unit in ("folds", "splits", "data sets") and found.counted < FEWEST:
+        return f"at least {FEWEST} {found.unit}"
+    return "at least 2 seeds" if found.reason == ONE_TRAINING else ""
 
 
 def _on_these_queries(found: Contrast) -> str:

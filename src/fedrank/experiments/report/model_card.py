@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedrank.experiments.report.impact import TO_FILL_IN
 from fedrank.experiments.report.markdown import markdown
@@ -21,7 +22,8 @@ def model_card(folder: str | Path) -> str:
             f"{folder} must be the folder of one finished run with a model.json, which a model card describes"
         )
     run = runs[0]
-    values = {name: value for name in run.measures if math.isfinite(value := run.final_value(name))}
+    last = {name: run.rounds[name][run.evaluated][-1:] for name in run.measures}  # of the model, not of its last rounds
+    values = {name: float(value[0]) for name, value in last.items() if np.isfinite(value).all() and len(value)}
     header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in _header(run, values).items())
     return f"---\n{header}---\n\n{markdown(_sections(run, values))}"
 

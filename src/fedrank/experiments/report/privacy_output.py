@@ -32,7 +32,7 @@ from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.compatibility import sends_nothing
 from fedrank.federated.traits import from_outside
 from fedrank.privacy.guarantees import down, up
-from fedrank.privacy.population import Account, forgotten, ledger_folders, ledgers_below, spent_together
+from fedrank.privacy.population import RELEASES, Account, forgotten, ledger_folders, ledgers_below, spent_together
 from fedrank.progress import Progress, quiet
 from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
 from fedrank.types import has_trait
@@ -209,6 +209,12 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, r
             for against, values in needed.items()
         ]
         yield Table(["against", *(f"ε = {target:g}" for target in targets)], rows)
+        if spec.data.at_sites and any(math.inf in values for values in needed.values()):
+            yield paragraph(
+                "Not possible: sums that are released besides updates cost more than this ε by themselves; increase "
+                "privacy.release_noise.",
+                tone="quiet",
+            )
 
 
 def _of_people(found: BudgetForecast, runs: int) -> Iterable[Part]:
@@ -289,10 +295,13 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
             accounts.append(account)
             spent = spent_together([account], account.terms.delta)
             most = int(account.participations.max(initial=0))
-            documents = any(one.unit == "occurrence" for one in account.terms.promises)
-            people = f"{account.terms.people:,}{' documents' if documents else ''}"
+            units = {one.unit for one in account.terms.promises}
+            people = f"{account.terms.people:,}{' documents' if 'occurrence' in units else ''}"
+            if units == {"person"} and account.terms.people == 1:  # a site charges all its people alike
+                people = "all of a site"
             cells = (people, f"{account.rounds:,}", f"{most:,}", _dearest(spent))
-            rows.append([Cell(str(ledger.parent), tone="name"), *cells])
+            name = f"{ledger.parent}{', sums besides updates' if ledger.name == RELEASES else ''}"
+            rows.append([Cell(name, tone="name"), *cells])
         parts += [
             paragraph(f"{folder}: forgotten on {one['forgotten'][:10]}, because {one['because']}", tone="warn")
             for one in forgotten(folder)

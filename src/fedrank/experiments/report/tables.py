@@ -612,9 +612,12 @@ def _verdicts(analysis: Analysis) -> str:
     """Every variant against the baseline in the main measure, grouped by verdict."""
     assert analysis.baseline is not None
     found, labels = analysis.comparisons[analysis.main], {each.name: each.label for each in analysis.variants}
+    # Logged clicks favour models that resemble the logged order: a lower value is not a worse model.
+    replay = any(each.order == LOGGED for each in analysis.nothing)
+    higher, lower = ("higher by replay", "lower by replay") if replay else ("better", "worse")
     verdicts = {
-        "significantly better": [name for name, each in found.items() if each.verdict == "better"],
-        "significantly worse": [name for name, each in found.items() if each.verdict == "worse"],
+        f"significantly {higher}": [name for name, each in found.items() if each.verdict == "better"],
+        f"significantly {lower}": [name for name, each in found.items() if each.verdict == "worse"],
         "not significantly different": [n for n, each in found.items() if not each.verdict and each.contrast.tested],
         "not tested": [name for name, each in found.items() if not each.contrast.tested],
     }

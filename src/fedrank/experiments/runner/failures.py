@@ -19,7 +19,7 @@ from fedrank.kernels.devices import DeviceError
 
 TRACEBACK = "traceback.txt"  # in the folder of a failed run
 LAST_LINES = 6  # lines of a traceback that are shown
-# Errors that fedrank raises itself, with messages that need no traceback.
+# Errors that fedrank raises itself, with messages that need no traceback; an application's own ones are `explained`.
 EXPLAINED = (ValueError, OSError, ImportError, RoundError, DeviceError)
 PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # the end of the reason of a failure
 
@@ -32,7 +32,7 @@ def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -
     where = {name: getattr(problem, name, None) for name in ("round", "client")}
     known = {"message": message or type(problem).__name__} | where
     line = own_line(problem, experiment)
-    if line is None and isinstance(problem, EXPLAINED):
+    if line is None and (isinstance(problem, EXPLAINED) or getattr(problem, "explained", False)):
         return known
     *_, cause = _causes(problem)
     text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__

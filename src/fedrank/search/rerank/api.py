@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 EXTRA = "search"
-MAX_BODY = 32 << 20  # bytes
+MAX_BODY = 8 << 20  # bytes; parsed, they may take 25 times as much memory
+BODY_SECONDS = 30.0  # until a request must have arrived
 MAX_EVENTS = len(KINDS) * MAX_DOCUMENTS
 LATENCIES = 1_000  # of the latest requests, for quantiles
 Body = dict[str, Any]
@@ -80,11 +82,12 @@ def make_api(tenants: Tenants) -> ASGIApp:
     except ImportError:
         raise missing_extra("the server needs a web framework", EXTRA) from None
     metrics = Metrics()
+    turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def answering(name: str, work: Callable[[Reranker, Body, str], Body]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             began = time.perf_counter()
-            status, content = await _answer(request, tenants, work, run_in_threadpool)
+            status, content = await _answer(request, tenants, work, run_in_threadpool, turns)
             metrics.add(name, status, time.perf_counter() - began)
             return Response(json.dumps(content), status, media_type="application/json")  # ASCII: any text can be sent
 
@@ -104,9 +107,16 @@ def make_api(tenants: Tenants) -> ASGIApp:
 
 
 async def _answer(
-    request: Request, tenants: Tenants, work: Callable[[Reranker, Body, str], Body], in_thread: Any
+    request: Request,
+    tenants: Tenants,
+    work: Callable[[Reranker, Body, str], Body],
+    in_thread: Any,
+    turns: Mapping[str, asyncio.Lock],
 ) -> tuple[int, Body]:
-    """Status and content of an answer; the message of an error never repeats a text of the request."""
+    """Status and content of an answer; the message of an error never repeats a text of the request.
+
+    Requests of a tenant wait for each other here, not in threads, so a busy tenant cannot take all threads.
+    """
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     tenant = await in_thread(tenants.tenant_of, key.strip()) if scheme.lower() == "bearer" else None
     if tenant is None:
@@ -114,10 +124,19 @@ async def _answer(
             "message": "send an API key as 'Authorization: Bearer KEY'; `fedrank rerank key TENANT` creates one"
         }
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > MAX_BODY:
-            return 413, {"message": f"the request is larger than {MAX_BODY:,} bytes"}
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_BODY:
+                    return 413, {"message": f"the request is larger than {MAX_BODY:,} bytes"}
+    except TimeoutError:
+        return 408, {"message": f"the request did not arrive within {BODY_SECONDS:g} seconds"}
+    async with turns[tenant]:
+        return await in_thread(_worked, content, lambda body: work(tenants.reranker(tenant), body, request.url.path))
+
+
+def _worked(content: bytearray, work: Callable[[Body], Body]) -> tuple[int, Body]:
     try:
         body = parse_json(bytes(content))
     except ValueError:
@@ -125,7 +144,7 @@ async def _answer(
     if not isinstance(body, dict):
         return 400, {"message": "the request must be a JSON object"}
     try:
-        return 200, await in_thread(lambda: work(tenants.reranker(tenant), body, request.url.path))
+        return 200, work(body)
     except RerankError as problem:
         return 400, {"message": str(problem)}
     except OSError as problem:
@@ -273,7 +292,9 @@ def openapi() -> Body:
                     "200": {"description": "OK", "content": {"application/json": {"schema": answer}}},
                     "400": {"description": "The request is not valid; `message` says why."},
                     "401": {"description": "The API key is missing or unknown."},
+                    "408": {"description": "The request did not arrive in time."},
                     "413": {"description": "The request is too large."},
+                    "503": {"description": "The server is busy or cannot store data; send the request again later."},
                 },
             }
         }

@@ -79,8 +79,8 @@ def try_model(reranker: Reranker, path: str | Path) -> None:
     weights = learning.with_start(dict(zip(model.feature_names, learned.tolist(), strict=True)))
     if not math.isfinite(gain := reranker.try_weights(weights, f"from the federation's model {Path(path).name}")):
         raise RerankError("there is not enough feedback to compare the model with; it was not used")
-    if gain <= learning.SIGNIFICANT:
+    if gain <= 0:
         raise RerankError(
-            f"the model does not predict the tenant's own feedback significantly better than the start ({gain:+.1f} "
-            f"standard errors, {learning.SIGNIFICANT:g} are needed); it was not used"
+            "the model does not predict the tenant's own feedback better than the start does "
+            f"({gain:+.1f} standard errors); it was not used"
         )

@@ -21,14 +21,8 @@ PRIOR = 20  # passages, as if shown before the first ones
 AGAIN, OTHER = 0.6, 0.2  # shares of these that were used: passages used before, and others
 
 
-@dataclass(slots=True)
-class _Vote:
-    """How often a person used a passage for a query, and saw it without using it, with one version of the reader."""
-
-    reader: str | None
-    person: bytes | None
-    used: float = 0.0
-    unused: float = 0.0
+# By version of the reader and person: uses of a passage for a query, and times it was shown without being used.
+_Votes = dict[tuple[str | None, bytes | None], list[float]]
 
 
 @dataclass
@@ -36,7 +30,7 @@ class _Known:
     """A query, and the votes on each passage."""
 
     stems: NDArray[np.int32]
-    passages: dict[bytes, list[_Vote]] = field(default_factory=dict)
+    passages: dict[bytes, _Votes] = field(default_factory=dict)
 
 
 class UseMemory:
@@ -67,18 +61,18 @@ class UseMemory:
             for stem in stems.tolist():
                 self._with[stem].add(key)
         self._known[key] = known  # the most recent is last
-        votes = known.passages.setdefault(passage, [])
-        vote = next((one for one in votes if (one.reader, one.person) == (reader, person)), None)
-        if vote is None:
-            votes.append(vote := _Vote(reader, person))
-            self._votes += 1
-        vote.used, vote.unused = max(vote.used + used, 0.0), max(vote.unused + unused, 0.0)
+        votes = known.passages.setdefault(passage, {})
+        self._votes += (reader, person) not in votes
+        vote = votes.setdefault((reader, person), [0.0, 0.0])
+        vote[:] = max(vote[0] + used, 0.0), max(vote[1] + unused, 0.0)
         while len(self._known) > MAX_QUERIES or (self._votes > MAX_VOTES and len(self._known) > 1):
             oldest = next(iter(self._known))
             dropped = self._known.pop(oldest)
             self._votes -= sum(map(len, dropped.passages.values()))
             for stem in dropped.stems.tolist():
                 self._with[stem].discard(oldest)
+                if not self._with[stem]:
+                    del self._with[stem]
 
     def lift(
         self,
@@ -93,23 +87,34 @@ class UseMemory:
         """
         counts = np.zeros((len(passages), 2))
         place = {digest: index for index, digest in enumerate(passages)}
-        shared: defaultdict[bytes, int] = defaultdict(int)
-        for stem in stems.tolist():
+        idf = background.idf(stems)
+        shared: defaultdict[bytes, float] = defaultdict(float)
+        for stem, weight in zip(stems.tolist(), idf.tolist(), strict=True):
             for key in self._with.get(stem, ()):
-                shared[key] += 1
-        for key in shared:
-            known = self._known[key]
-            like = likeness(stems, known.stems, background.idf)
-            if like < SIMILAR:
-                continue
-            for digest in place.keys() & known.passages.keys():
-                for vote in known.passages[digest]:
-                    weight = like * (trust or {}).get(vote.reader, 1.0)
-                    if vote.person is not None:
-                        weight *= MAX_OF_PERSON / max(vote.used + vote.unused, MAX_OF_PERSON)
-                    counts[place[digest]] += weight * vote.used, weight * vote.unused
+                shared[key] += weight
+        least = SIMILAR * float(idf.sum()) * (1 - 1e-9)  # with less in common, they cannot be similar enough
+        keys = [key for key, weight in shared.items() if weight >= least]
+        if not keys:
+            return counts[:, 0]
+        alike = likeness(stems, [self._known[key].stems for key in keys], background)
+        for index in np.flatnonzero(alike >= SIMILAR).tolist():
+            known = self._known[keys[index]].passages
+            for digest in place.keys() & known.keys():
+                counts[place[digest]] += alike[index] * _counted(known[digest], trust or {})
         lift: Table = WEIGHT * counts[:, 0] / (counts.sum(axis=1) + 1.0)
         return lift
+
+
+def _counted(votes: _Votes, trust: Mapping[str | None, float]) -> Table:
+    """Uses and non-uses, weighted by the trust in their reader and with at most MAX_OF_PERSON of each person."""
+    counts = [0.0, 0.0]
+    for (reader, person), (used, unused) in votes.items():  # of a popular query these are thousands
+        weight = trust.get(reader, 1.0)
+        if person is not None and used + unused > MAX_OF_PERSON:
+            weight *= MAX_OF_PERSON / (used + unused)
+        counts[0] += weight * used
+        counts[1] += weight * unused
+    return np.array(counts)
 
 
 @dataclass

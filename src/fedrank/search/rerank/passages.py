@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -240,10 +240,11 @@ def _centroid(stems: NDArray[np.int32], heavy: Table, row: NDArray[np.int64], pa
     return np.clip(cosine, 0.0, 1.0)
 
 
-def likeness(one: NDArray[np.int32], other: NDArray[np.int32], idf: Callable[[NDArray[np.int32]], Table]) -> float:
-    """Jaccard similarity of two queries as sets of stems, weighted by idf."""
-    both = np.intersect1d(one, other, assume_unique=True)
-    if not len(both):
-        return 0.0
-    shared = float(idf(both).sum())
-    return shared / (float(idf(one).sum()) + float(idf(other).sum()) - shared)
+def likeness(one: NDArray[np.int32], others: Sequence[NDArray[np.int32]], background: PassageStatistics) -> Table:
+    """[others]: Jaccard similarity of a query to other queries (at least one) as sets of stems, weighted by idf."""
+    row = np.repeat(np.arange(len(others)), [len(stems) for stems in others])
+    stems = np.concatenate(others)
+    idf = background.idf(stems)
+    total = np.bincount(row, idf, minlength=len(others))
+    shared = np.bincount(row, idf * np.isin(stems, one), minlength=len(others))
+    return shared / np.maximum(float(background.idf(one).sum()) + total - shared, 1e-12)

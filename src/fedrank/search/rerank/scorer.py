@@ -33,7 +33,7 @@ class ModelScorer:
         """`model` is a function, the address of a server (http:// or https://), or a command line."""
         if not 0 < seconds <= 60:
             raise ValueError(f"seconds must be above 0 and at most 60 (got {seconds})")
-        self._seconds, self._busy = seconds, threading.Lock()
+        self._seconds, self._busy, self._late = seconds, threading.Lock(), False
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         self._score = model if callable(model) else self._answered
@@ -46,7 +46,7 @@ class ModelScorer:
     def __call__(self, query: str, documents: Sequence[str]) -> list[float | None]:
         """A score for each document; None where there is none."""
         nothing: list[float | None] = [None] * len(documents)
-        if not documents or not self._busy.acquire(blocking=False):
+        if not documents or not self._busy.acquire(timeout=0 if self._late else self._seconds):
             return nothing
         answer: Future[list[float | None]] = Future()
 
@@ -59,6 +59,7 @@ class ModelScorer:
             except Exception:  # of a model that is not ours: it must not stop the reranker
                 found = nothing
             finally:
+                self._late = False
                 self._busy.release()  # before the answer, since the next request may follow at once
                 answer.set_result(found)
 
@@ -66,6 +67,7 @@ class ModelScorer:
         try:
             return answer.result(self._seconds)
         except TimeoutError:
+            self._late = not answer.done()
             self.close()  # a command is started again at the next request
             return nothing
 

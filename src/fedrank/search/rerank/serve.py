@@ -12,33 +12,23 @@ from fedrank.extras import missing_extra
 from fedrank.search.rerank.api import EXTRA, make_api
 from fedrank.search.rerank.page import make_page
 from fedrank.search.rerank.tenants import Tenants
-from fedrank.web.server import serve_page
+from fedrank.web.server import http_protocol, serve_page
 
 if TYPE_CHECKING:
     import uvicorn
 
 COMMAND = "fedrank rerank serve"
-MAX_CONCURRENT = 256  # requests; more are answered with 503
+MAX_CONCURRENT = 256  # connections; a request on one more is answered with 503
 
 
 def serve(
     tenants: Tenants, host: str, port: int, ready: Callable[[str, str], None] = lambda address, link: None
 ) -> None:
     """Serve until interrupted; `ready` receives the address of the interface and the one-time link of the page."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise missing_extra("the server needs uvicorn", EXTRA) from None
+    api = make_server(tenants)
     with bound_to(host, port) as bound:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{bound.getsockname()[1]}"
-        api = uvicorn.Server(
-            uvicorn.Config(
-                make_api(tenants), lifespan="off", loop="asyncio", log_level="critical", access_log=False,
-                server_header=False, proxy_headers=False, limit_concurrency=MAX_CONCURRENT,
-                timeout_graceful_shutdown=5,
-            )
-        )  # fmt: skip
         serve_page(
             COMMAND,
             lambda access: make_page(tenants, access),
@@ -46,6 +36,20 @@ def serve(
             extra=EXTRA,
             meanwhile=_running(api, bound),
         )
+
+
+def make_server(tenants: Tenants) -> uvicorn.Server:
+    """The server of the interface."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise missing_extra("the server needs uvicorn", EXTRA) from None
+    config = uvicorn.Config(
+        make_api(tenants), http=http_protocol(), ws="none", lifespan="off", loop="asyncio", log_level="critical",
+        access_log=False, server_header=False, proxy_headers=False, limit_concurrency=MAX_CONCURRENT,
+        timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 @contextlib.contextmanager

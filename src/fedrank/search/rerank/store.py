@@ -156,10 +156,13 @@ class RerankStore:
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
-            except BaseException:
-                self.db.execute("ROLLBACK")
+                self.db.execute("COMMIT")
+            except BaseException as problem:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                if isinstance(problem, sqlite3.OperationalError):
+                    raise OSError(f"{FILE} cannot be written ({problem}); nothing was recorded") from None
                 raise
-            self.db.execute("COMMIT")
 
     def close(self) -> None:
         with self.turn:
@@ -265,6 +268,16 @@ class RerankStore:
         for document, kind in self.db.execute("SELECT document, kind FROM feedback WHERE request = ?", (id,)):
             found.setdefault(document, set()).add(kind)
         return found
+
+    def add_answer(self, id: str, runs: NDArray[np.uint64], now: float, most: int) -> None:
+        """Store the runs of words of an answer, once per request, and drop all but the latest answers."""
+        blob = runs.tobytes()
+        self.db.execute(
+            "INSERT INTO answers (request, time, runs) SELECT ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM answers WHERE "
+            "request = ? AND runs = ?)",
+            (id, now, blob, id, blob),
+        )
+        self.db.execute("DELETE FROM answers WHERE id <= (SELECT max(id) FROM answers) - ?", (most,))
 
     def given_by(self, person: bytes, since: float) -> int:
         """How many requests of a person since then have feedback."""
