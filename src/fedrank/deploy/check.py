@@ -346,8 +346,7 @@ def _ledger(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
         return
     largest, most = settings.policy.largest_epsilon, max(spent.values(), default=0.0)
     limit = known.limit if largest is None else largest
-    runs = sum(path.is_dir() for path in known.folder.iterdir())
-    said = f"ε = {up(most)} of {limit:g} spent in {'1 run' if runs == 1 else f'{runs:,} runs'}"
+    said = f"ε = {up(most)} of {limit:g} spent in {'1 run' if known.runs == 1 else f'{known.runs:,} runs'}"
     if most >= limit:
         remedy = "the budget of these people is spent: do not participate in further runs"
         yield CheckLine("ledger", "wrong", said, remedy)
