@@ -23,7 +23,7 @@ import argparse
 import html
 import json
 import os
-import resource
+import re
 import shutil
 import subprocess
 import sys
@@ -85,7 +85,8 @@ def measure_side(side: str, index: str) -> None:
         began, cpu = time.perf_counter(), time.process_time()
         paths = search(query, folder, every)
         done.append((paths, time.process_time() - cpu, time.perf_counter() - began))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not ru_maxrss, which begins with the memory of the process that started this one.
+    memory = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
     json.dump({"done": done, "memory": memory}, sys.stdout)
 
 

@@ -488,6 +488,7 @@ def _save_sources(folder: Path) -> None:
     zipped(folder / "c.pptx", {"ppt/slides/slide1.xml": "<a:p xmlns:a='a'>four</a:p>"})
     zipped(folder / "d.epub", {"x.opf": "<dc:title>Five</dc:title>", "y.xhtml": "<p>six &amp; more</p>"})
     (folder / "e.md").write_text("---\ntitle: Seven\ndate: 2024-01-01\n---\n[[eight|nine]] #ten\n")
+    (folder / "i.rtf").write_bytes(rb"{\rtf1\ansi\ansicpg1252{\*\x y}{\b fif}\uc1\u8364?t\'e9en\par{\info z}}")
     (folder / "f.py").write_text("def readFile(some_name): return XMLParser2\n")
     exif = b"II*\0\x08\0\0\0\x02\0\x0e\x01\x02\0\x06\0\0\0\x26\0\0\0\x69\x87\x04\0\x01\0\0\0\x08\0\0\0\0\0\0\0eleven"
     iptc = b"Photoshop 3.0\x008BIM\x04\x04\0\0\0\0\0\x0b\x1c\x02\x05\0\x06twelve"
@@ -513,6 +514,7 @@ MEMBERS = {
     "d.xlsx": "xl/sharedStrings.xml",
     "e.epub": "x.opf",
     "f.epub": "x.xhtml",
+    "g.docx": "docProps/core.xml",
 }
 
 
@@ -526,6 +528,8 @@ def _save_members(folder: Path) -> None:
     (folder / "e.epub").write_text(
         "<package><dc:title>Five</dc:title><dc:creator id='x'>A &amp; B</dc:creator></package>"
     )
+    about = "<c:coreProperties xmlns:c='c'><c:title>one</c:title><c:keywords>two</c:keywords></c:coreProperties>"
+    (folder / "g.docx").write_text(about)
     (folder / "f.epub").write_text("<title>t</title><p>one<script>two</script><!-- three -->&#228;</p>")
 
 

@@ -20,12 +20,14 @@ READABLE = {
     "empty.jpg",
     "keys.sqlite/zotero.sqlite",
     "links.md",
+    "codes.rtf",
     "numbers.xlsx",
     "tricks.epub",
 }
 REASONS = {
     "boundaries.eml": "broken mail", "columns/History": "broken database", "cut/zotero.sqlite": "broken database",
-    "deep.odp": "broken office file", "deep.jsonl": "not a line of JSON", "laughs.docx": "broken office file",
+    "deep.odp": "broken office file", "deep.jsonl": "not a line of JSON", "deep.rtf": "empty",
+    "laughs.docx": "broken office file",
     "laughs.epub": "empty", "method.pptx": "broken office file", "outside.odt": "broken office file",
     "view/History": "not text",
 }  # fmt: skip
@@ -40,6 +42,9 @@ def write_hostile(folder: Path) -> None:
     (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(text) - 4) + text + bytes(4))
     (folder / "empty.jpg").write_bytes(b"\xff\xd8\xff" + b"\xff\xe1\0\2" * 20 + b"<x:xmpmeta" * 50)
     (folder / "links.md").write_text("---\ntitle: x\n---\n" + "[[" * 200 + "a|" * 200 + "]]" * 200)
+    (folder / "deep.rtf").write_bytes(b"{\\rtf1" + b"{" * 100_000)
+    codes = b"\\u-99999999 \\uc999999999 \\'zz \\'9 \\ansicpg99999 \\bin999999999 }}}{\\* \\"
+    (folder / "codes.rtf").write_bytes(b"{\\rtf1\\ansicpg99999 text" + codes * 2_000)
     (folder / "deep.jsonl").write_text("[" * 2_000)
     (folder / "boundaries.eml").write_bytes(b"Subject: x\n" + b"Content-Type: multipart/x; boundary=a\n\n--a\n" * 250)
     cells = "".join(f'<c t="s"><v>{n}</v></c>' for n in ("0", "-1", "9" * 5_000, "x", "٣"))

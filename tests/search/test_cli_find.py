@@ -165,6 +165,7 @@ def test_colours_and_codes_in_a_terminal(fedrank, terminal):
     screen, paged = terminal
     assert fedrank("deep lake")[0] == 0
     assert "\x1b[33mlake\x1b[0m" in screen.getvalue(), "words of the query are marked"
+    assert "\x1b[1;33m" in screen.getvalue(), "titles are bold, not dim as their numbers"
     assert "\u202e" not in screen.getvalue()
     assert "\\u202efdp.exe" in screen.getvalue()
     assert paged == []

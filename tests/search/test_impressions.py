@@ -245,6 +245,16 @@ def test_states_from_shown_to_closed(client, clock):
     assert [state(client, one.impression) for one in (second, third)] == ["abandoned"] * 2
 
 
+def test_open_lists_do_not_slow_down_the_next_search(client):
+    asked = []
+    client.store.db.set_trace_callback(asked.append)
+    client.search("orchard")
+    client.store.db.set_trace_callback(None)
+    late = next(statement for statement in asked if "state = 'shown' AND time" in statement)
+    (plan,) = client.store.rows(f"EXPLAIN QUERY PLAN {late}")
+    assert "COVERING INDEX impressions_by_state (state=? AND time<?)" in plan[-1]
+
+
 def test_an_opened_list_is_closed_half_an_hour_later_without_any_search(client, clock):
     found = client.search("orchard")
     client.open_document(found.impression, 2)

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from fedrank.search import packed
+from fedrank.search.index import tags_of
 from tests.search.reading import only, read, zipped
 
 CELLS = """<worksheet><sheetData>
@@ -50,6 +51,29 @@ def test_cells_of_a_sheet_are_lines_of_its_rows(tmp_path):
     lines = [" ".join(line.split()) for line in one.text.split("\n") if line.strip()]
     assert lines == ["Budget", "Fruit Price", "Apple 3.25 direct"]
     assert one.title == "a.xlsx"
+
+
+@pytest.mark.parametrize("name", ["docProps/core.xml", "meta.xml"])
+def test_properties_are_behind_the_text_and_keywords_are_tags(tmp_path, name):
+    about = (
+        "<o:meta xmlns:o='o'><o:keywords/><o:title>Fence</o:title><o:creator>Anna</o:creator><o:keyword>garden"
+        "</o:keyword><o:revision>7</o:revision><o:creation-date>2026</o:creation-date></o:meta>"
+    )
+    body = {"a.docx": "word/document.xml", "a.odt": "content.xml"}["a.docx" if "/" in name else "a.odt"]
+    one = text_of(tmp_path, "a.docx" if "/" in name else "a.odt", {body: "<p>Letter</p>", name: about})
+    assert (one.title, one.text.split()) == ("Letter", ["Letter", "Fence", "Anna", "keywords:", "garden"])
+    assert tags_of(one.text, False) == ["garden"]
+
+
+def test_headers_and_comments_are_read_and_names_of_styles_are_not(tmp_path):
+    word = {"word/document.xml": "<p>Letter</p>", "word/header2.xml": "<p>on top</p>"}
+    assert text_of(tmp_path, "a.docx", word).text.split() == ["Letter", "on", "top"]
+    (tmp_path / "a.docx").unlink()
+    comment = "<c><authors><author>Bo</author></authors><comment><text><t>why?</t></text></comment></c>"
+    assert text_of(tmp_path, "a.xlsx", {"xl/comments/comment1.xml": comment}).text.split() == ["Bo", "why?"]
+    (tmp_path / "a.xlsx").unlink()
+    table = "<a:tbl xmlns:a='a'><a:tableStyleId>{5C22544A}</a:tableStyleId><a:p>cell</a:p></a:tbl>"
+    assert text_of(tmp_path, "a.pptx", {"ppt/slides/slide1.xml": table}).text == "cell"
 
 
 def test_a_number_of_a_text_may_be_read_in_two_pieces(tmp_path):

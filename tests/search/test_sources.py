@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import mailbox
@@ -11,7 +12,7 @@ import socket
 import pytest
 
 from fedrank.search import formats, readers, sources
-from fedrank.search.readers import Unreadable, link_of, text_of_markup
+from fedrank.search.readers import Unreadable, link_of, name_in_words, read_rtf, text_of_markup
 from fedrank.search.sources import FoundFile, walk
 from tests.search.reading import only, read
 
@@ -465,3 +466,39 @@ def test_source_code_and_notes_take_linear_time(tmp_path, text):
     documents, reasons = read(tmp_path)
     assert not reasons
     assert all(len(pieces[0].text) <= readers.MAX_TEXT + 20 for pieces in documents.values())
+
+
+RTF = (
+    rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Helvetica;}}{\*\generator x;}{\info{\title no}}\f0 "
+    rb"Letter on the r\'f6\'f6f\par\u8364?5 {\b bold} \{x\} \uc2\u-10179??\u-8704?? "
+    rb"{\field{\*\fldinst HYPERLINK y}{\fldrslt a link}}}"
+)
+
+
+def test_rtf_is_its_text_without_codes(tmp_path):
+    (tmp_path / "a.rtf").write_bytes(RTF)
+    one = only(tmp_path)[0]
+    assert (one.title, one.text) == ("Letter on the rööf", "Letter on the rööf\n€5 bold {x} \U0001f600 a link")
+
+
+@pytest.mark.parametrize(
+    "piece", [b"{", b"}", b"\\", b"\\u65 ", b"\\u-1", b"\\'41", b"\\uc999999999", b"x", b"{\\*", b"\\ansicpg000"]
+)
+def test_hostile_rtf_is_read_or_refused(piece):
+    data = b"{\\rtf1 " + piece * 20_000
+    with contextlib.suppress(Unreadable):
+        assert len(next(read_rtf(data, "a.rtf")).text) <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("RoofInvoice_2026.pdf", "Roof Invoice 2026 pdf"),
+        ("tax_Köln2.txt", "tax Köln 2 txt"),
+        ("roof-invoice.pdf", ""),
+        ("日本.txt", ""),
+        ("_", ""),
+    ],
+)
+def test_words_of_a_name_are_found_each(name, words):
+    assert name_in_words(name) == words

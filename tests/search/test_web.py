@@ -681,6 +681,8 @@ def test_long_paths_are_short_by_hand(monkeypatch):
     assert location("/home/ann/one/two/a.txt") == "~/one/two/a.txt"
     assert location("/srv/one/two/a.txt") == "/…/one/two/a.txt"
     assert location(f"ann@example.org · /home/ann/{deep}/roof/box") == "ann@example.org · ~/…/folder/roof/box"
+    assert location("Ann · /srv/one/two/three/Mail/cur/1763.M9P1.host:2,S") == "Ann · /…/two/three/Mail"
+    assert location("/srv/new/a.txt") == "/srv/new/a.txt"
     assert location(f"https://example.org/{deep}") == f"https://example.org/{deep}"
     assert location("") == ""
     assert breakable("/a<b>/c") == "/<wbr>a&lt;b&gt;/<wbr>c"

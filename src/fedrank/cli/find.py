@@ -114,13 +114,13 @@ def _lines_of(one: Result) -> list[RenderableType]:
 
     from fedrank.search.render import day, location
 
-    number = Text(f"{one.position + 1:>2}  ", style="dim")
+    line = Text.assemble((f"{one.position + 1:>2}  ", "dim"))
     if one.gone:
-        return [number + Text("This document was removed"), Text()]
+        return [line.append("This document was removed"), Text()]
     about = [KINDS[one.kind], day(one.date), "opened before" if one.before else "", visible(location(one.where))]
     texts = [Text(" · ".join(filter(None, about)), style="dim"), _marked(one.snippet, drop=True)]
     title = _marked(one.heading if one.title else Snippet("Untitled"), style="bold")
-    return [number + title, *(Padding(text, (0, 0, 0, 4), expand=False) for text in texts if text), Text()]
+    return [line.append_text(title), *(Padding(text, (0, 0, 0, 4), expand=False) for text in texts if text), Text()]
 
 
 def _marked(snippet: Snippet, style: str = "", drop: bool = False) -> Text:

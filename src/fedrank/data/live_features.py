@@ -270,6 +270,11 @@ class FeatureSet:
     def _hashed(self) -> Callable[[str], int]:
         return lru_cache(maxsize=1 << 18)(self.hash_word)  # texts repeat their words
 
+    def stem(self, word: str) -> int:
+        """Return the hash of the stem of a word; -1 if the text is not one word."""
+        found = tokens(word)
+        return self._hashed(found[0]) if len(found) == 1 else -1
+
     def query(self, text: str) -> QueryTerms:
         """Return the terms of a query; words after the 32nd distinct one are ignored."""
         distinct = dict.fromkeys(map(self._hashed, tokens(text)))

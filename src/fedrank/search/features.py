@@ -73,16 +73,15 @@ def _feedback(
     best = min(BEST, count)
     until = int(np.searchsorted(document, best))
     terms, place = np.unique(words[:until], return_inverse=True)
-    of_best = np.zeros((len(terms) + 1, best))  # the last row is for words of no best document
-    of_best[place, document[:until]] = unit[:until]
-    at = np.searchsorted(terms, words) if len(terms) else np.zeros(len(words), np.int64)
-    at = np.where(terms[np.minimum(at, len(terms) - 1)] == words, at, len(terms)) if len(terms) else at
-    found = np.zeros(count)
-    for own in range(best + 1):  # the last time for all that are not among the best
-        around = np.delete(of_best, own, axis=1).sum(axis=1) if own < best else of_best.sum(axis=1)
-        norm = np.sqrt(around @ around)
-        some = slice(*np.searchsorted(document, (own, own + 1 if own < best else count)))
-        if norm > 0.0:
-            dots = np.bincount(document[some], unit[some] * around[at[some]], count)
-            found += np.minimum(dots / norm, 1.0)
+    if not len(terms):
+        return np.zeros(count)
+    whole = np.append(np.bincount(place, unit[:until]), 0.0)  # the sum of the best; the last is for all other words
+    at = np.searchsorted(terms, words)
+    at[terms[np.minimum(at, len(terms) - 1)] != words] = len(terms)
+    dots = np.bincount(document, unit * whole[at], count)
+    own = np.bincount(document[:until], unit[:until] ** 2, count)  # of a document with itself, 0 if it is not best
+    norm = whole @ whole + np.where(np.arange(count) < best, own - 2.0 * dots, 0.0)  # squared, of the other best
+    found: NDArray[np.float64] = np.zeros(count)
+    some = norm > 1e-9
+    found[some] = np.clip((dots - own)[some] / np.sqrt(norm[some]), 0.0, 1.0)
     return found

@@ -18,6 +18,7 @@ from fedrank.search.readers import (
     read_markup,
     read_mbox,
     read_pdf,
+    read_rtf,
     read_text,
 )
 
@@ -36,6 +37,7 @@ _WHOLE: dict[str, Whole] = {
     "bookmarks": read_bookmarks,
     "packed": read_packed,
     "pdf": read_pdf,
+    "rtf": read_rtf,
 }
 _PARTIAL: dict[str, Partial] = {
     "mbox": lambda file, size, name: read_mbox(file, size),
@@ -73,6 +75,8 @@ def format_of(name: str, first: bytes) -> str:
         return "pdf"
     if _PICTURE.match(first):
         return "picture"
+    if first.startswith(b"{\\rtf"):
+        return "rtf"
     if first.startswith(b"From ") and b"\n" in first and (ending in ("mbox", "mbx") or _has_headers(first)):
         return "mbox"
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):

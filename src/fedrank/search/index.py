@@ -25,6 +25,7 @@ from fedrank.data.live_features import FeatureSet, ForwardRow
 from fedrank.extras import missing_extra
 from fedrank.files import Locked, locked, private_folder
 from fedrank.search.queries import NO_CONDITIONS, Condition, Parsed, endings_of, folders_of, parse, words_of
+from fedrank.search.readers import name_in_words
 from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import Store
 
@@ -363,7 +364,8 @@ def _fields_of(
     folder, name = os.path.split(path)
     ending = os.path.splitext(name)[1].lower()
     yield "words", _terms_of(row, text, features)
-    yield "plain", f"{_plain(title)} . {_plain('' if part else name)} . {_plain(text)}"  # no phrase crosses a dot
+    names = "" if part else f"{_plain(name)} . {_plain(name_in_words(name))}"
+    yield "plain", f"{_plain(title)} . {names} . {_plain(text)}"  # no phrase crosses a dot
     yield "title", _as_terms(row.words[: row.title])
     yield "kind", kind
     yield "kind", ending

@@ -19,7 +19,7 @@ from fedrank.search.commands import WITHOUT_TEXT, commands_of, output_of
 from fedrank.search.databases import LOGS
 from fedrank.search.formats import MAX_MANY, PICTURES, Pieces, ending_of
 from fedrank.search.reader_process import PASSING, ReaderProcess
-from fedrank.search.readers import ParsedDocument, Unreadable, clean, has_bookmarks
+from fedrank.search.readers import ParsedDocument, Unreadable, clean, has_bookmarks, name_in_words
 from fedrank.search.results import SearchError
 from fedrank.search.sources import FoundFile, Left, Wanted, is_passed_over, is_profile, is_wanted, walk, wanted_of
 from fedrank.search.store import NewDocument, Store, in_parts, marks
@@ -335,9 +335,10 @@ class Collector:
             digest.update(f"{len(value)} ".encode() + value.encode())
         if digest.digest() == known:
             return None
+        names = [piece.title, piece.name, name_in_words(piece.name or piece.title) if piece.kind == "file" else ""]
         return NewDocument(
             piece.part, digest.digest(), piece.kind, piece.title, location, piece.link, date, piece.sender,
-            piece.text, self.features.row(f"{piece.title} {piece.name}", piece.text),
+            piece.text, self.features.row(" ".join(names), piece.text),
         )  # fmt: skip
 
     def _flush(self) -> None:

@@ -31,10 +31,14 @@ MAX_MEMBERS = 10_000
 DEEPEST = 1_000  # nested elements; each open element takes memory
 
 # Patterns of the members with text, in the order in which they are read.
-_WORD = (r"word/document\.xml", r"word/(footnotes|endnotes|comments)\.xml")
-_SLIDES = (r"ppt/slides/slide\d{1,4}\.xml", r"ppt/notesSlides/notesSlide\d{1,4}\.xml")
-_SHEETS = (r"xl/sharedStrings\.xml", r"xl/workbook\.xml", r"xl/worksheets/sheet\d{1,4}\.xml")
-_OPEN = (r"content\.xml",)
+_ABOUT = r"docProps/core\.xml|meta\.xml"
+_WORD = (r"word/document\.xml", r"word/(footnotes|endnotes|comments|(header|footer)\d{1,3})\.xml", _ABOUT)
+_SLIDES = (r"ppt/slides/slide\d{1,4}\.xml", r"ppt/notesSlides/notesSlide\d{1,4}\.xml", _ABOUT)
+_SHEETS = (
+    r"xl/sharedStrings\.xml", r"xl/workbook\.xml", r"xl/worksheets/sheet\d{1,4}\.xml",
+    r"xl/(comments|comments/comment|threadedComments/threadedComment)\d{1,4}\.xml", _ABOUT,
+)  # fmt: skip
+_OPEN = (r"content\.xml", _ABOUT)
 _BOOK = (r".*\.opf", r".*\.x?html?")
 PACKED = (
     dict.fromkeys(("docx", "docm", "dotx"), _WORD)
@@ -44,10 +48,14 @@ PACKED = (
     | {"epub": _BOOK}
 )
 _UNTITLED = {"xlsx", "xlsm", "ods", "epub"}  # the first line is not a title
-_BREAKS = dict.fromkeys(("p", "h", "br", "line-break", "tr", "row", "table-row"), "\n")
+_BREAKS = dict.fromkeys(("p", "h", "br", "line-break", "tr", "row", "table-row", "author", "comment"), "\n")
 _BREAKS |= dict.fromkeys(("c", "s", "tab"), " ")
 # Deleted text, text that is there a second time, instructions, formulas and names of ranges.
-_SKIPPED = {"delText", "tracked-changes", "Fallback", "rPh", "instrText", "f", "definedName", "script"}
+_SKIPPED = {"delText", "tracked-changes", "Fallback", "rPh", "instrText", "f", "definedName", "script", "tableStyleId"}
+# What is read of the properties of a document, with what is written before it: lines with keywords are tags.
+_PROPERTIES = dict.fromkeys(("title", "subject", "description", "creator", "initial-creator"), "\n")
+_PROPERTIES |= dict.fromkeys(("keyword", "keywords"), "\nkeywords: ")
+_PROPERTIES |= dict.fromkeys(("coreProperties", "document-meta", "meta"), "")  # around these
 
 
 class _Enough(Exception):
@@ -98,31 +106,36 @@ class _Members:
 
     def _read_xml(self, name: str) -> None:
         begun, depth, skipped = len(self.pieces), 0, 0
+        about = bool(re.fullmatch(_ABOUT, name, re.IGNORECASE))
         number: str | None = None  # of the text that a cell refers to
+        before = ""  # what is written before a property, if it has a text
         parser = expat.ParserCreate()
 
         def refuse(*_: object) -> None:
             raise Unreadable("broken office file")
 
         def start(tag: str, attributes: dict[str, str]) -> None:
-            nonlocal depth, skipped, number
+            nonlocal depth, skipped, number, before
             depth += 1
             if depth > DEEPEST:
                 refuse()
             tag = tag.rpartition(":")[2]
-            if tag in _SKIPPED:
+            if tag in _SKIPPED or (about and tag not in _PROPERTIES):
                 skipped = skipped or depth
+            elif about:
+                before = _PROPERTIES[tag]
             elif tag == "c":
                 number = "" if attributes.get("t") == "s" else None
             elif tag == "sheet":
                 self._add(attributes.get("name", "") + "\n")
 
         def text(piece: str) -> None:
-            nonlocal number
-            if skipped:
+            nonlocal number, before
+            if skipped or (about and not piece.strip()):
                 return
             if number is None:
-                self._add(piece)
+                self._add(before + piece)
+                before = ""
             else:  # it may come in pieces
                 number = (number + piece.strip())[:9]
 

@@ -140,7 +140,7 @@ def _markdown(text: str, name: str) -> ParsedDocument:
 
 
 _IDENTIFIER = re.compile(r"[^\W\d]\w{3,79}")
-_IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
+_IDENTIFIER_PART = re.compile(r"[A-Z]+(?![^\W\dA-Z_])|[A-Z]?[^\W\dA-Z_]+|\d+")
 MAX_IDENTIFIERS = 2_000  # of a file of source code
 
 
@@ -151,6 +151,16 @@ def read_code(data: bytes, name: str) -> Iterator[ParsedDocument]:
     parts = filter(lambda parts: len(parts) > 1, map(_IDENTIFIER_PART.findall, distinct[: 10 * MAX_IDENTIFIERS]))
     words = ", ".join([*dict.fromkeys(" ".join(parts).lower() for parts in parts)][:MAX_IDENTIFIERS])
     yield titled("", f"{text[: MAX_TEXT - len(words)]}\n\nidentifiers: {words}" if words else text, name)
+
+
+def name_in_words(name: str) -> str:
+    """A file name with its words apart; "" if they already are.
+
+    >>> name_in_words("RoofInvoice_2026.pdf"), name_in_words("roof-invoice.pdf")
+    ('Roof Invoice 2026 pdf', '')
+    """
+    words = _IDENTIFIER_PART.findall(name)
+    return "" if [*map(str.lower, words)] == re.findall(r"\w+", name.lower()) else " ".join(words)
 
 
 def first_line(text: str) -> str:
@@ -214,6 +224,55 @@ def text_of_markup(source: str) -> tuple[str, str]:
         elif name.lstrip("/") not in _INLINE:
             pieces.append("\n")
     return one_line(title), clean(_unescaped("".join(pieces)))
+
+
+_RTF = re.compile(
+    rb"\\(?:([a-z]{1,32})(-?\d{1,9})? ?|'([0-9a-fA-F]{2})|([^a-z]))|([{}])|([^\\{}\r\n]{1,4096})|[\r\n]", re.DOTALL
+)
+_RTF_SIGNS = {
+    "par": "\n", "line": "\n", "sect": "\n", "page": "\n", "row": "\n", "tab": "\t", "cell": "\t", "emdash": "—",
+    "endash": "–", "bullet": "•", "lquote": "‘", "rquote": "’", "ldblquote": "“", "rdblquote": "”", "emspace": " ",
+}  # fmt: skip
+_RTF_SKIPPED = {
+    *("fonttbl", "colortbl", "stylesheet", "listtable", "listoverridetable", "info", "pict", "object", "fldinst"),
+    *("themedata", "datastore", "xmlnstbl", "rsidtbl", "generator", "latentstyles", "filetbl", "revtbl"),
+}
+
+
+def read_rtf(data: bytes, name: str) -> Iterator[ParsedDocument]:
+    """The text of an RTF file, without fonts, styles, pictures and instructions of fields."""
+    found = re.search(rb"\\ansicpg(\d{3,5})", data[:4096])
+    charset = f"cp{int(found[1])}" if found else "cp1252"
+    pieces: list[str] = []
+    depth, skipped, length, unicode, behind = 0, 0, 0, 1, 0  # behind: signs to leave out after one in Unicode
+    for token in _RTF.finditer(data):
+        word, number, code, sign, brace, plain = token.groups()
+        if brace:
+            depth += 1 if brace == b"{" else -1
+            skipped = 0 if depth < skipped else skipped
+            behind = 0
+        elif sign == b"*" or (word and word.decode() in _RTF_SKIPPED):  # from here to the end of the group
+            skipped = skipped or max(depth, 1)
+        elif skipped:
+            continue
+        elif word == b"uc":
+            unicode = min(int(number or 1), 9)
+        elif word == b"u" and number:
+            pieces.append(chr(int(number) % 65_536))
+            behind = unicode
+        elif word:
+            pieces.append(_RTF_SIGNS.get(word.decode(), ""))
+        else:
+            text = bytes.fromhex(code.decode()) if code else plain or {b"~": b" ", b"_": b"-"}.get(sign, b"")
+            text = sign if sign in (b"\\", b"{", b"}") else text
+            text, behind = text[behind:], max(behind - len(text), 0)
+            pieces.append(_in_charset(text, charset))
+            length += len(text)
+        if length > 4 * MAX_TEXT:
+            break
+    text = "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # pairs of surrogates
+    text = clean(text)
+    yield titled(first_line(text), text, name)
 
 
 def read_markup(data: bytes, name: str) -> Iterator[ParsedDocument]:

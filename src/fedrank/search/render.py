@@ -115,7 +115,10 @@ def short(text: str, most: int) -> str:
 
 
 def location(where: str) -> str:
-    """A path with `~` for the home folder, and at most the last two folders of it; an address is not changed."""
+    """A path with `~` for the home folder, and at most the last two folders of it; an address is not changed.
+
+    A message of a Maildir has a name without a meaning, so its folder is shown.
+    """
     before, separator, path = where.rpartition(" · ")
     if "://" in path or not os.path.isabs(path):
         return where
@@ -123,6 +126,8 @@ def location(where: str) -> str:
     if path == home or path.startswith(home + os.sep):
         path = "~" + path[len(home) :]
     first, *rest = path.split(os.sep)
+    if before and rest[-2:-1] in (["cur"], ["new"]):
+        del rest[-2:]
     if len(rest) > 3:
         rest = ["…", *rest[-3:]]
     return before + separator + os.sep.join([first, *rest])

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,8 @@ class ResultPages:
         facts = {
             row[0]: row[1:]
             for row in self.store.rows(
-                f"SELECT id, kind, title, place, link, date, words FROM documents JOIN forward ON document = id "
-                f"WHERE id IN ({marks(ids)})",
+                "SELECT id, kind, title, place, link, date, words, text FROM documents JOIN forward ON "
+                f"forward.document = id JOIN texts ON texts.document = id WHERE id IN ({marks(ids)})",
                 *ids,
             )
         }
@@ -77,8 +77,9 @@ class ResultPages:
             if id not in facts:
                 results.append(Result(id, position, "file", "", "", "", 0, Snippet(""), position in clicked, True))
                 continue
-            kind, title, where, link, date, words = facts[id]
-            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), asked)
+            kind, title, where, link, date, words, text = facts[id]
+            row = ForwardRow.unpack(zlib.decompress(words))
+            snippet = snippet_of(zlib.decompress(text).decode(), row, asked)
             heading = marked_title(title, asked)
             before = one.memory is not None and bool(one.memory[one.shown[position]] > 0)
             about = (id, position, kind, title, where, link, date, snippet, position in clicked)
@@ -143,7 +144,7 @@ class Asked:
         """Whether a word of a text is one of the query's."""
         if (known := self._known.get(word)) is None:
             begins = self._beginning is not None and bool(self._beginning.match(word))
-            known = self._known[word] = begins or _stem(self.features, word) in self._stems
+            known = self._known[word] = begins or self.features.stem(word) in self._stems
         return known
 
     def places(self, body: NDArray[np.int32], text: str) -> NDArray[np.int64]:
@@ -154,8 +155,8 @@ class Asked:
             if len(at):
                 return (at[:, None] + np.arange(len(stems))).ravel()
         begun = self._beginning.findall(text, 0, FARTHEST) if self._beginning else []
-        also = [_stem(self.features, word) for word in dict.fromkeys(begun)]
-        return np.flatnonzero(np.isin(body, [*self._stems, *also]))
+        stems = np.array([*self._stems, *map(self.features.stem, dict.fromkeys(begun))], np.int32)
+        return np.flatnonzero((body[:, None] == stems).any(axis=1))
 
 
 def snippet_of(text: str, row: ForwardRow, asked: Asked, words: int = WORDS, most: int = CHARACTERS) -> Snippet:
@@ -194,19 +195,20 @@ def marked_words(text: str, asked: Asked) -> Snippet:
 
 
 def _best_start(where: NDArray[np.int64], body: NDArray[np.int32]) -> int:
-    best, most = int(where[0]), 0
-    for at in where[:200].tolist():
-        inside = where[(where >= at) & (where < at + WORDS - 3)]
-        different = len(set(body[inside].tolist()))
-        if different > most:
-            best, most = at, different
-    return best
-
-
-@lru_cache(maxsize=1 << 16)
-def _stem(features: FeatureSet, word: str) -> int:
-    stems = features.query(word).stems
-    return int(stems[0]) if len(stems) == 1 else -1
+    """The first of these places at which the most different words begin an excerpt."""
+    places, stems = where.tolist(), body[where].tolist()
+    best, most, end = places[0], 0, 0
+    inside: Counter[int] = Counter()
+    for at, stem in zip(places[:200], stems, strict=False):
+        while end < len(places) and places[end] < at + WORDS - 3:
+            inside[stems[end]] += 1
+            end += 1
+        if len(inside) > most:
+            best, most = at, len(inside)
+        inside[stem] -= 1
+        if not inside[stem]:
+            del inside[stem]
+    return int(best)
 
 
 def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> tuple[Explained, ...]:

@@ -24,7 +24,7 @@ from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
-VERSION = 4
+VERSION = 5
 APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
 _OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
@@ -59,7 +59,7 @@ CREATE TABLE impressions (
     found INTEGER NOT NULL, candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
     opponent INTEGER, memory BLOB
 );
-CREATE INDEX impressions_by_state ON impressions (state);
+CREATE INDEX impressions_by_state ON impressions (state, time);
 CREATE INDEX impressions_by_time ON impressions (time);
 CREATE INDEX impressions_by_opponent ON impressions (opponent) WHERE opponent IS NOT NULL;
 CREATE INDEX impressions_by_terms ON impressions (terms);
@@ -108,11 +108,18 @@ DELETE FROM settings WHERE name IN ('encoder', 'model', 'own_model', 'trial', 't
 ALTER TABLE files ADD COLUMN content BLOB;
 CREATE INDEX files_by_content ON files (content);
 """
+# To format 5: all files are read again at the next update, since more types and properties are read.
+_TO_FORMAT_5 = """
+UPDATE files SET size = -1;
+DROP INDEX impressions_by_state;
+CREATE INDEX impressions_by_state ON impressions (state, time);
+"""
 _STEPS = {  # by the format of a file
     0: _SCHEMA + _AGENTS,
-    1: _FROM_FORMAT_1 + _AGENTS + _TO_FORMAT_4,
-    2: _AGENTS + _TO_FORMAT_4,
-    3: _TO_FORMAT_4,
+    1: _FROM_FORMAT_1 + _AGENTS + _TO_FORMAT_4 + _TO_FORMAT_5,
+    2: _AGENTS + _TO_FORMAT_4 + _TO_FORMAT_5,
+    3: _TO_FORMAT_4 + _TO_FORMAT_5,
+    4: _TO_FORMAT_5,
 }
 
 
@@ -171,7 +178,7 @@ class Store:
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = NORMAL")  # only a power failure can lose the last transactions
         self.db.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
-        self.db.execute("PRAGMA cache_size = -16384")
+        self.db.execute("PRAGMA cache_size = -4096")
         self.db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
         if version < VERSION:
             with self.writing():
