@@ -112,7 +112,7 @@ test-clients:  ## rerank clients (cohere, LangChain, LlamaIndex, LightRAG, MCP) 
 
 test-torch:  ## the privacy filter with models of PyTorch, in .venv-torch
 	test -e .venv-torch/.ready || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install --quiet \
-		--disable-pip-version-check torch pytest hypothesis psutil --editable '.[deploy]' && touch .venv-torch/.ready)
+		--disable-pip-version-check torch==2.13.0 pytest hypothesis psutil --editable '.[deploy]' && touch .venv-torch/.ready)
 	.venv-torch/bin/python -m pytest -m 'process or not process' -rs -k torch tests/privacy/test_updates.py tests/deploy/test_flare_filter.py
 
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed

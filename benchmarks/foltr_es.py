@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="the runs of thesis/mq2008-foltr-es")
     folder = parser.parse_args().folder
-    found = defaultdict(list)
+    found: dict[tuple[str, ...], dict[int, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
     for run in load_runs(folder):
         click_model, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
         model, fold = load_weights(run.path), load("mq2008", run.fold)
@@ -43,14 +43,18 @@ def main() -> None:
             expected_rewards(learner, model.weights, make_clients(part, 1, click_model=click_model))
             for part in (fold.train, fold.test)
         ]
-        found[click_model, ranker, chance].append([np.mean(each) for each in rewards])
+        found[click_model, ranker, chance][run.fold].append([float(np.mean(each)) for each in rewards])
     if not found:
         raise SystemExit(f"no runs in {folder}; run fedrank papers run thesis/mq2008-foltr-es first")
-    print("user, ranker, streams: models; training and test queries; as printed")
-    for (click_model, ranker, chance), values in sorted(found.items()):
-        train, test = np.mean(values, axis=0)
+    print("user, ranker, streams: models; training and test queries, ± standard error of seeds; as printed")
+    for (click_model, ranker, chance), folds in sorted(found.items()):
+        train, test = np.mean([np.mean(values, axis=0) for values in folds.values()], axis=0)
+        spread = [np.var(values, axis=0, ddof=1) / len(values) for values in folds.values() if len(values) > 1]
+        errors = np.sqrt(np.sum(spread, axis=0)) / len(folds) if len(spread) == len(folds) else (np.nan, np.nan)
+        models = sum(map(len, folds.values()))
         print(
-            f"{click_model}, {ranker}, {chance}: {len(values)}; {train:.4f} {test:.4f};", *PRINTED[click_model, ranker]
+            f"{click_model}, {ranker}, {chance}: {models}; {train:.4f} ±{errors[0]:.4f} {test:.4f} ±{errors[1]:.4f};",
+            *PRINTED[click_model, ranker],
         )
 
 

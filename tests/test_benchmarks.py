@@ -73,7 +73,7 @@ SHORT = {
     "organisations": Short("--out {} --quick"),
     "outside": Short("--pairs 2", {"ROUNDS": {"10 clients, 46 x 41": 20, "1,000 clients, 136 x 120": 2}}),
     "poisoning": Short(
-        "--out {} --data synthetic-mq2007",
+        "--out {} --data synthetic-mq2007 --rules mean reputation rankguard-style",
         {"REPEATS": {"rounds": 20, "evaluate_every": 10, "seeds": [1], "folds": [1, 2]}},
     ),
     "private_noise": Short("--out {} --quick --data synthetic-mq2007 --only alone_synthetic-mq2007_1000"),

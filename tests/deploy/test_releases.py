@@ -35,6 +35,7 @@ from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.impact import impact, read_assessed
 from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.privacy_output import about_ledgers
 from fedrank.experiments.report.tables import clients_table
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.forget_person import LEARNED, TESTED, combined_at_the_site, forget_person
@@ -410,6 +411,13 @@ def test_show_tells_the_bytes_that_the_card_counts(finished):
     assert left["heads"]["times"] == 3 * (heads.times - 1), "the confirmation of the model follows the card"
     assert left["heads"]["bytes"] <= 3 * heads.bytes_in_all
     assert set(left) == {*names, "propensities", "heads"}
+
+
+def test_the_ledger_of_a_site_names_sums_besides_updates(finished):
+    [section] = about_ledgers([finished.folders["north"]])
+    rows = section.parts[0].cells
+    assert [row[0].text.endswith(", sums besides updates") for row in rows] == [False, True]
+    assert {row[1].text for row in rows} == {"all of a site"}
 
 
 def test_sites_of_browsers_are_named_on_the_card(tmp_path):

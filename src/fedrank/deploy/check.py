@@ -34,7 +34,7 @@ from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import FULL, error_message, is_locked
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Population, ledger_folders
+from fedrank.privacy.population import Population
 
 if TYPE_CHECKING:
     from fedrank.deploy.flare_certificates import CertificateFacts
@@ -346,8 +346,7 @@ def _ledger(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
         return
     largest, most = settings.policy.largest_epsilon, max(spent.values(), default=0.0)
     limit = known.limit if largest is None else largest
-    runs = len({ledger.parent for ledger in ledger_folders(known.folder)})
-    said = f"ε = {up(most)} of {limit:g} spent in {'1 run' if runs == 1 else f'{runs:,} runs'}"
+    said = f"ε = {up(most)} of {limit:g} spent in {'1 run' if known.runs == 1 else f'{known.runs:,} runs'}"
     if most >= limit:
         remedy = "the budget of these people is spent: do not participate in further runs"
         yield CheckLine("ledger", "wrong", said, remedy)

@@ -481,6 +481,11 @@ class Population:
         found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger not in but)
         return [account for account in found if account is not None]
 
+    @property
+    def runs(self) -> int:
+        """The number of runs that have a ledger."""
+        return len({ledger.parent for ledger in ledger_folders(self.folder)})
+
     def refusal(self, spent: Mapping[str, float]) -> str | None:
         """Why this much must not be spent; None where it may be."""
         for against, cost in spent.items():

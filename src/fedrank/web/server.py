@@ -87,14 +87,15 @@ def http_protocol() -> Any:
     class Bounded(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.loop.call_later(PATIENCE, self._look, None)
+            self.loop.call_later(PATIENCE, self._look, (None, False))
 
-        def _look(self, before: Any) -> None:
-            """Close the connection unless a request has arrived since the last look, or is being answered."""
-            if self.cycle is before and (before is None or before.response_complete):
+        def _look(self, before: tuple[Any, bool]) -> None:
+            """Close the connection if it has waited for the head of a request since the last look."""
+            now = self.cycle, self.cycle is not None and not self.cycle.response_complete
+            if now == before and not now[1]:
                 self.transport.close()
             elif not self.transport.is_closing():
-                self.loop.call_later(PATIENCE, self._look, self.cycle)
+                self.loop.call_later(PATIENCE, self._look, now)
 
         def send_400_response(self, msg: str) -> None:
             two = "multiple Host" in str(sys.exc_info()[1])

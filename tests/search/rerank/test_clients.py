@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import json
@@ -203,6 +204,25 @@ def test_clients_that_send_nothing_or_slowly_do_not_block_others(server, monkeyp
         with socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), timeout=30) as one:
             one.sendall(sent)
             assert one.recv(13) == answer
+
+
+def test_a_busy_tenant_does_not_block_others(server):
+    address, key, tenants = server
+    other = tenants.add_key("library")
+
+    def rerank(key):
+        body = json.dumps({"query": "inhaler", "documents": TEXTS}).encode()
+        request = urllib.request.Request(f"{address}/rerank", body, {"authorization": f"Bearer {key}"})
+        with contextlib.closing(urllib.request.urlopen(request, timeout=20)) as answer:
+            return answer.status
+
+    with concurrent.futures.ThreadPoolExecutor(60) as pool:  # more than the server has threads
+        with tenants.reranker("shop")._turn:
+            busy = [pool.submit(rerank, key) for _ in range(60)]
+            time.sleep(0.5)
+            assert rerank(other) == 200
+            assert not any(one.done() for one in busy)
+        assert {one.result() for one in busy} == {200}
 
 
 def test_health_and_an_address_in_use(server):

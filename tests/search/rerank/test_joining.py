@@ -113,7 +113,7 @@ def test_three_tenants_learn_together(tmp_path, fedrank, monkeypatch):
         site = (
             SITE.replace('"shop"', f'"{name}"').replace('"shops"', '"clinics"').replace("id         = 0", f"id = {id}")
         )
-        (made.home(name) / "site.toml").write_text(site.replace("= 8.0", "= 100000.0"))
+        (made.home(name) / "site.toml").write_text(site.replace("../", "").replace("= 8.0", "= 100000.0"))
         made.fedrank("accept", "my.toml", "--home", name, "--yes")
     monkeypatch.setenv("XDG_STATE_HOME", made.environment["XDG_STATE_HOME"])
     monkeypatch.setattr(site_calls, "PAUSE", 0.01)

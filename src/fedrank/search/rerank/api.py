@@ -133,7 +133,10 @@ async def _answer(
     except TimeoutError:
         return 408, {"message": f"the request did not arrive within {BODY_SECONDS:g} seconds"}
     async with turns[tenant]:
-        return await in_thread(_worked, content, lambda body: work(tenants.reranker(tenant), body, request.url.path))
+        answer: tuple[int, Body] = await in_thread(
+            _worked, content, lambda body: work(tenants.reranker(tenant), body, request.url.path)
+        )
+        return answer
 
 
 def _worked(content: bytearray, work: Callable[[Body], Body]) -> tuple[int, Body]:

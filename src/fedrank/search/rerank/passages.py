@@ -247,4 +247,5 @@ def likeness(one: NDArray[np.int32], others: Sequence[NDArray[np.int32]], backgr
     idf = background.idf(stems)
     total = np.bincount(row, idf, minlength=len(others))
     shared = np.bincount(row, idf * np.isin(stems, one), minlength=len(others))
-    return shared / np.maximum(float(background.idf(one).sum()) + total - shared, 1e-12)
+    likeness: Table = shared / np.maximum(float(background.idf(one).sum()) + total - shared, 1e-12)
+    return likeness
