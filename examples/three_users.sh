@@ -278,7 +278,7 @@ sees "finished" "is spent against server, other clients, public"
 
 step "What it cost our patients, and the remaining budget; the privacy card of the model"
 ask fedrank deploy check --home clinic-a
-sees "of 8 spent in 1 runs"
+sees "of 8 spent in 1 run"
 ask fedrank privacy ledger clinic-a
 sees "against server, other clients, public"
 ask "$python" - <<'END'
