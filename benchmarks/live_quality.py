@@ -14,10 +14,10 @@ tokenizer, stop words and Snowball stemmer. `cost`: what mixed lists lost agains
 up`: lives in which the engine's order or the order without memory won. Intervals (95 %) are over needs, each
 the mean of its lives.
 
-Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. The start weights and the
-constants of the memory were chosen with all six in view. `--collections debian-italian ...` are others: the short
-description of a package is the query for the rest, from Translation-it.bz2 of a Debian release (main/i18n) in the
-folder --translations. A cell is a person in a collection after some searches, over all lives. Lives that are in the
+Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. `--collections debian-italian
+...` are others: the short description of a package is the query for the rest, from Translation-it.bz2 of a Debian
+release (main/i18n) in the folder --translations. The start weights and the rules of the memory were chosen with the six
+collections and seven languages in view; debian-slovak, -polish, -ukrainian and -czech were not. A cell is a person in a collection after some searches, over all lives. Lives that are in the
 file already are not repeated. What a query finds and the features of these documents do not depend on the person, so
 lives share them, and titles and snippets are left out; everything else is the client's.
 
@@ -68,7 +68,7 @@ from fedrank.search.results import Filters, Result, Snippet
 from fedrank.seeds import rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani", "docstrings")
-DEBIAN = {  # with the languages of their translations; the first two were used to choose the start weights
+DEBIAN = {  # with the languages of their translations; the first seven were used to choose the start weights
     "debian-german": "de",
     "debian-french": "fr",
     "debian-italian": "it",
@@ -76,7 +76,13 @@ DEBIAN = {  # with the languages of their translations; the first two were used 
     "debian-russian": "ru",
     "debian-portuguese": "pt_BR",
     "debian-spanish": "es",
+    "debian-slovak": "sk",
+    "debian-polish": "pl",
+    "debian-ukrainian": "uk",
+    "debian-czech": "cs",
 }
+WITHOUT_STEMMER = ("debian-slovak", "debian-ukrainian")
+WITHOUT_STOP_WORDS = ("debian-slovak", "debian-polish", "debian-ukrainian", "debian-czech")  # in bm25s
 PACKAGES = 5_000  # of each of these, evenly spaced
 NEEDS = 120  # of a collection, evenly spaced, half of which are searched
 MORE = 540  # further needs that are only measured, where a collection has them
@@ -212,6 +218,8 @@ def without_operators(text: str) -> str:
 
 
 def language_of(name: str) -> str:
+    if name in WITHOUT_STEMMER:
+        return "none"
     return name.removeprefix("debian-") if name in DEBIAN else "english"
 
 
@@ -246,14 +254,15 @@ def bm25s_of(one: Indexed):
     import bm25s
     from Stemmer import Stemmer
 
-    documents, language = one.collection.documents, language_of(one.collection.name)
-    stem = Stemmer(language)
+    documents, name, language = one.collection.documents, one.collection.name, language_of(one.collection.name)
+    stem = None if name in WITHOUT_STEMMER else Stemmer(language)
+    stop = None if name in WITHOUT_STOP_WORDS else language
     texts = [f"{documents.title[row]} {documents.text[row]}" for row in one.rows.values()]
     engine = bm25s.BM25()
-    engine.index(bm25s.tokenize(texts, stopwords=language, stemmer=stem, show_progress=False), show_progress=False)
+    engine.index(bm25s.tokenize(texts, stopwords=stop, stemmer=stem, show_progress=False), show_progress=False)
 
     def best(text: str) -> list[int]:
-        asked = bm25s.tokenize([text], stopwords=language, stemmer=stem, show_progress=False)
+        asked = bm25s.tokenize([text], stopwords=stop, stemmer=stem, show_progress=False)
         return [int(row) + 1 for row in engine.retrieve(asked, k=10, show_progress=False)[0][0]]
 
     return best

@@ -9,7 +9,7 @@ import pytest
 
 from fedrank.data.live_features import LIVE_1
 from fedrank.search.lists import ResultLists
-from fedrank.search.memory import LEAST, LIFT, ClickMemory, likeness
+from fedrank.search.memory import BEHIND, LEAST, LIFT, ClickMemory, Lifts, likeness
 from tests.search.made_up import Clock
 from tests.search.stored import candidates, query, stored
 
@@ -43,7 +43,7 @@ def click(lists, clock, text, document, times=1):
 
 
 def lifts(memory, text):
-    return memory.lifts(LIVE_1.query(text), range(1, len(TEXTS) + 1)).tolist()
+    return memory.lifts(LIVE_1.query(text), range(1, len(TEXTS) + 1)).values.tolist()
 
 
 def test_clicks_for_the_same_words_lift_more_and_more(lists, clock, memory):
@@ -66,6 +66,32 @@ def test_similar_words_lift_less_and_other_words_not_at_all(lists, clock, memory
     assert 0 < little < LEAST
     for other in ("choir concert", "roof train choir", "zebra", ""):
         assert not any(lifts(memory, other))
+
+
+def test_similar_words_do_not_displace_a_first_result_that_has_all_words():
+    scores = np.array([3, 2.5, 2, 1], np.float32)
+    values = np.array([0, 5, 5, 0.5], np.float32)
+    same = np.array([False, False, True, False])
+    covered = np.array([1, 0.8, 0.8, 0.8], np.float16)
+    found = Lifts(values, same).limited(scores, covered)
+    np.testing.assert_allclose(found, [0, 0.5 - BEHIND, 5, 0.5])  # the second stays behind the first
+    assert (scores + found).argmax() == 2  # opened for the same words
+
+    def unchanged(values=values, covered=covered):
+        return np.array_equal(Lifts(values, same).limited(scores, np.array(covered, np.float16)), values)
+
+    assert unchanged(covered=[0.9, 0.8, 0.8, 0.8])  # the first result lacks words
+    assert unchanged(covered=[0.96, 1, 1, 1])  # the others have more words
+    assert unchanged(values=np.array([0.1, 5, 5, 0.5], np.float32))  # it was opened, too
+    assert not len(Lifts(values[:0], same[:0]).limited(scores[:0], covered[:0]))
+
+
+def test_clicks_for_other_words_say_so(lists, clock, memory):
+    click(lists, clock, "roof invoice", 1)
+    query = LIVE_1.query("roof invoice train")
+    assert not memory.lifts(query, [1]).same.any()
+    click(lists, clock, "roof invoice train", 1)
+    assert memory.lifts(query, [1, 2]).same.tolist() == [True, False]
 
 
 def test_likeness_by_hand(lists):

@@ -123,7 +123,7 @@ def test_a_folder_of_an_earlier_format_keeps_its_clicks_and_its_record_of_what_w
             assert (status.clicks, status.impressions, status.order) == (1, {"closed": 1}, "learned")
             assert client.rows.get(found.impression).kind == "plain"
             assert client.shown(found.impression).results[5].clicked
-            assert client.lists.memory.lifts(LIVE_1.query("orchard apple water"), [found.results[5].id]) == [3]
+            assert client.lists.memory.lifts(LIVE_1.query("orchard apple water"), [found.results[5].id]).values == [3]
             assert client.store.rows("SELECT what FROM sent") == [("a message of an earlier version",)]
             assert not client.store.rows(
                 "SELECT 1 FROM sqlite_master WHERE name IN ('vectors', 'written_to', 'models')"

@@ -20,7 +20,7 @@ from fedrank.data.live_features import QueryTerms
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import best_order
 from fedrank.search.ingest import absolute, roots_of
-from fedrank.search.memory import LEAST, LIFT, likeness
+from fedrank.search.memory import LEAST, LIFT, SAME, Lifts, likeness
 from fedrank.search.render import day
 from fedrank.search.results import SearchError
 from fedrank.search.store import in_parts, marks
@@ -114,10 +114,11 @@ class AgentSearch:
             documents = found.documents.tolist()
             order = np.arange(len(documents))
             if client.settings.order != "engine":
-                lifts = np.maximum(
-                    client.lists.memory.lifts(request.terms, documents), self._lifts(request.terms, documents)
+                weights = client.rows.weights()
+                lifts = client.lists.memory.lifts(request.terms, documents).or_more(
+                    self._lifts(request.terms, documents)
                 )
-                order = best_order(client.rows.scores(client.rows.weights(), raw, lifts))
+                order = best_order(client.rows.scores(weights, raw, client.rows.limited(lifts, weights, raw)))
             shown = [documents[place] for place in order[:limit].tolist()]
             id = secrets.token_urlsafe(12)
             with self.store.writing():
@@ -137,10 +138,10 @@ class AgentSearch:
             "results": [{"index": index, **one, "date": day(one["date"])} for index, one in enumerate(excerpts)],
         }
 
-    def _lifts(self, terms: QueryTerms, documents: Sequence[int]) -> NDArray[np.float32]:
-        """[documents]: 6 c / (c + u + 1), c uses and u non-uses by agents, each times the likeness of its query."""
+    def _lifts(self, terms: QueryTerms, documents: Sequence[int]) -> Lifts:
+        """6 c / (c + u + 1), c uses and u non-uses by agents, each times the likeness of its query."""
         rows = self.store.rows("SELECT terms, documents, used FROM agent_searches WHERE instr(used, x'01')")
-        counts = np.zeros((len(documents), 2))
+        counts, same = np.zeros((len(documents), 2)), np.zeros(len(documents), np.bool_)
         place = {document: number for number, document in enumerate(documents)}
         for like, (_, shown, used) in zip(
             likeness(terms, [row[0] for row in rows], self.store.statistics()), rows, strict=True
@@ -148,8 +149,8 @@ class AgentSearch:
             for document, said in zip(np.frombuffer(shown, "<i8").tolist(), used, strict=True):
                 if like >= LEAST and said != UNKNOWN and document in place:
                     counts[place[document], said - 1] += like
-        lifts: NDArray[np.float32] = (LIFT * counts[:, 0] / (counts.sum(axis=1) + 1)).astype(np.float32)
-        return lifts
+                    same[place[document]] |= like >= SAME and said == USED
+        return Lifts((LIFT * counts[:, 0] / (counts.sum(axis=1) + 1)).astype(np.float32), same)
 
     def feedback(self, id: str, events: dict[int, str]) -> dict[str, Any]:
         """Record which results of a search were used ("cited") and which were not ("ignored")."""

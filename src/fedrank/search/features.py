@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from fedrank.data.live_features import LIVE_1, ForwardRows, QueryTerms, WordStatistics
 
-WEIGHTED = ("engine", "covered by beginning", "near pairs", "title precision", "feedback")
+WEIGHTED = (
+    "engine", "covered", "covered by beginning", "rarest term", "near pairs", "title precision", "feedback",
+)  # fmt: skip
 HEAD, NEAR, BEST = 50, 8, 5  # words at the beginning of a body, words between neighbours, documents of the feedback
 _GAP = NEAR + 1  # between documents: no pair crosses two
 
@@ -43,6 +45,8 @@ def _matches(
     of = document[at]
     place = at - rows.offsets[of]  # in the document, the title first
     body = place - rows.titles[of]
+    has = np.zeros((len(rows), terms), bool)
+    has[of, which] = True
     head = np.zeros((len(rows), terms), bool)
     beginning = (body >= 0) & (body < HEAD)
     head[of[beginning], which[beginning]] = True
@@ -54,7 +58,9 @@ def _matches(
         near[of[pairs], np.minimum(one, other)[pairs]] = True
     total = idf.sum()
     return {
+        "covered": has @ idf / total if total > 0.0 else np.zeros(len(rows)),
         "covered by beginning": head @ idf / total if total > 0.0 else np.zeros(len(rows)),
+        "rarest term": has[:, idf.argmax()] if terms else np.zeros(len(rows)),
         "near pairs": near.sum(axis=1) / max(terms - 1, 1),
         "title precision": np.bincount(of[body < 0], minlength=len(rows)) / np.maximum(rows.titles, 1),
     }

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.live_features import FeatureSet
+from fedrank.search.memory import Lifts
 from fedrank.search.results import NotFound
 from fedrank.search.store import Store, marks
 from fedrank.types import Features, Scores
@@ -217,6 +218,10 @@ class ImpressionRows:
         """
         scores: Scores = engine_first(self.scaled(raw) @ weights.astype(np.float32))
         return scores if memory is None else scores + memory
+
+    def limited(self, lifts: Lifts, weights: NDArray[np.float64], raw: NDArray[np.float16]) -> NDArray[np.float32]:
+        """What the memory of clicks adds to the scores with these weights."""
+        return lifts.limited(self.scores(weights, raw), raw[:, self.features.names.index("covered")])
 
     def scaled(self, raw: NDArray[np.float16]) -> Features:
         return np.ascontiguousarray(self.features.scaled(raw.astype(np.float32)), dtype=np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from fedrank.display import count_of
 from fedrank.ranking.gate import Team
 from fedrank.search.impressions import ENGINE_FIRST
-from fedrank.search.memory import EarlierClicks
+from fedrank.search.memory import SAME, EarlierClicks
 from fedrank.search.opponents import ENGINE, FORGETFUL, winners
 from fedrank.search.queries import parse
 from fedrank.search.results import Explained
@@ -33,6 +33,8 @@ MEMORY = "opened before"  # name of the contribution of the memory of clicks
 IN_WORDS = {
     "engine": "its score in the search engine",
     "feedback": "its similarity to the other best results",
+    "covered": "how many of your words it has",
+    "rarest term": "your rarest word",
     "near pairs": "how many of your words are near each other",
     "covered by beginning": "how many of your words are near its beginning",
     "title precision": "how much of its title consists of your words",
@@ -96,7 +98,8 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
         opened[reason.document].append(reason)
     order = (
         "This order follows what you opened before for these or similar words, and how well each text matches. The "
-        f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before."
+        f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before. If the first has "
+        "nearly all your words, only what you opened for the same words comes before it."
     )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
@@ -165,7 +168,7 @@ def _opened(one: EarlierClicks) -> str:
     from fedrank.search.render import day
 
     times = {1: "once", 2: "twice"}.get(one.clicks, f"{one.clicks:,} times")
-    like = "" if one.likeness > 1 - 1e-9 else "the similar words "
+    like = "" if one.likeness >= SAME else "the similar words "
     return f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}."
 
 

@@ -106,7 +106,7 @@ class ResultLists:
         """Create a list: sorted, or mixed with the order of an opponent."""
         order, number = self.settings.order, int(self.store.setting("searches", 0))
         weights = self.rows.weights()
-        lifts = self.memory.lifts(query.terms, found.documents.tolist())
+        lifts = self.rows.limited(self.memory.lifts(query.terms, found.documents.tolist()), weights, raw)
         scores = self.rows.scores(weights, raw, lifts)
         shown = best_order(scores)[:PAGE_SIZE]
         kind: ListKind = "plain"
