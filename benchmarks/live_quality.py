@@ -17,9 +17,10 @@ the mean of its lives.
 Five collections come from FEDRANK_DATA; `docstrings` is made here from NumPy and SciPy. `--collections debian-italian
 ...` are others: the short description of a package is the query for the rest, from Translation-it.bz2 of a Debian
 release (main/i18n) in the folder --translations. The start weights and the rules of the memory were chosen with the six
-collections and seven languages in view; debian-slovak, -polish, -ukrainian and -czech were not. A cell is a person in a collection after some searches, over all lives. Lives that are in the
-file already are not repeated. What a query finds and the features of these documents do not depend on the person, so
-lives share them, and titles and snippets are left out; everything else is the client's.
+collections and seven languages in view; debian-slovak, -polish, -ukrainian and -czech were not. A cell is a person in a
+collection after some searches, over all lives. Lives that are in the file already are not repeated. What a query finds
+and the features of these documents do not depend on the person, so lives share them, and titles and snippets are left
+out; everything else is the client's.
 
 --engine searches all needs (at most 660 of a collection) once instead, with all words and without clicks: nDCG@10 of
 the engine, and differences to it of bm25s, of the order with the start weights, and of RM3 (the 10 heaviest terms of

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.data.live_features import QueryTerms
 from fedrank.search.client import SearchClient

@@ -98,8 +98,8 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
         opened[reason.document].append(reason)
     order = (
         "This order follows what you opened before for these or similar words, and how well each text matches. The "
-        f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before. If the first has "
-        "nearly all your words, only what you opened for the same words comes before it."
+        f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before. If the first "
+        "has nearly all your words, only what you opened for the same words comes before it."
     )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
