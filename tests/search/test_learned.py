@@ -81,9 +81,9 @@ def test_clicks_that_were_deleted_since_are_said_to_be(client, clock):
 
 def test_sentences_by_hand():
     clicks = [
-        EarlierClicks(7, "roof bill", 1_700_000_000.0, 2, 1.0),
-        EarlierClicks(7, "the roof", 1_700_000_000.0, 1, 0.6),
-        EarlierClicks(7, "x", 1.0, 12, 0.5),
+        EarlierClicks(7, "roof bill", 1_700_000_000.0, 2, 0, 1.0),
+        EarlierClicks(7, "the roof", 1_700_000_000.0, 1, 0, 0.6),
+        EarlierClicks(7, "x", 1.0, 12, 0, 0.5),
     ]
     there = an_explanation(position=4, engine=4)
     assert sentences(there, clicks) == [
@@ -127,7 +127,7 @@ def test_a_move_is_explained_by_what_separates_it_from_the_results_that_it_passe
 def test_a_move_because_of_earlier_clicks():
     up = an_explanation((MEMORY, 1, 3.0), ("near pairs", 1, 0.9), score=3.0, position=0, engine=1)
     down = an_explanation((MEMORY, 1, -0.1), ("near pairs", 1, 0.1), score=1.0, position=1, engine=0)
-    clicks = [EarlierClicks(7, "roof", 1_700_000_000.0, 1, 1.0)]
+    clicks = [EarlierClicks(7, "roof", 1_700_000_000.0, 1, 0, 1.0)]
     assert sentences(up, clicks, (up, down))[-1] == "It moved up from position 2 in the search engine for that reason."
     assert sentences(up, [], (up, down))[-1].endswith("you had opened it before; those clicks no longer count.")
     assert sentences(down, [], (up, down)) == [

@@ -86,6 +86,26 @@ def test_similar_words_do_not_displace_a_first_result_that_has_all_words():
     assert not len(Lifts(values[:0], same[:0]).limited(scores[:0], covered[:0]))
 
 
+def test_a_document_that_is_passed_over_is_lifted_less(lists, clock, memory):
+    click(lists, clock, "choir", 6)
+    assert lifts(memory, "choir")[5] == pytest.approx(LIFT / 2)
+    click(lists, clock, "choir", 7)  # below document 6, which is passed over
+    [first, second] = memory.reasons(LIVE_1.query("choir"), [6, 7])
+    assert (first.document, first.clicks, first.passed_over) == (6, 1, 1)
+    assert (second.document, second.clicks, second.passed_over) == (7, 1, 0)
+    assert lifts(memory, "choir")[5:] == pytest.approx([LIFT / 3, LIFT / 2])
+    click(lists, clock, "choir", 7)  # now above it
+    assert memory.reasons(LIVE_1.query("choir"), [6])[0].passed_over == 1
+    assert not lifts(memory, "bread")[5]
+
+
+def test_a_bounced_click_passes_nothing_over(lists, clock, memory):
+    click(lists, clock, "choir", 6)
+    one = click(lists, clock, "choir", 7)
+    lists.rows.bounce(one.id, int(np.flatnonzero(one.candidates[one.shown] == 7)[0]))
+    assert memory.reasons(LIVE_1.query("choir"), [6])[0].passed_over == 0
+
+
 def test_clicks_for_other_words_say_so(lists, clock, memory):
     click(lists, clock, "roof invoice", 1)
     query = LIVE_1.query("roof invoice train")
