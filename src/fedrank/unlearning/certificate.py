@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from fedrank.data.ranking import RankingData
 from fedrank.privacy.accounting import GaussianEvent
@@ -65,7 +66,7 @@ class ListLoss:
         starts = np.concatenate(([0], np.cumsum(sizes[sizes > 0])))
         for name, value in (("rows", rows[kept]), ("starts", starts), ("weights", weights[kept])):
             object.__setattr__(self, name, value)
-        squares = [float((features**2).sum(axis=1).max()) for features, _, _ in self._blocks()]
+        squares = [float(np.einsum("ij,ij->i", features, features).max()) for features, _, _ in self._blocks()]
         object.__setattr__(self, "longest", math.sqrt(max(squares, default=0.0)))
         if not math.isfinite(self.longest):
             raise ValueError("a feature is infinite or NaN; correct the data")
@@ -86,8 +87,11 @@ class ListLoss:
             pulls = shares * np.repeat(totals, counts)
             gradient += features.T @ (pulls - weights)
             if curvature:
-                means = np.add.reduceat(shares[:, None] * features, starts)
-                hessian += features.T @ (pulls[:, None] * features) - (totals[:, None] * means).T @ means
+                of_lists = sparse.csr_matrix((shares, np.arange(len(shares)), np.append(starts, len(shares))))
+                means = of_lists @ features
+                features -= np.repeat(means, counts, axis=0)  # in place: new memory takes as long as the sums
+                features *= np.sqrt(pulls)[:, None]
+                hessian += features.T @ features  # BLAS computes half of a symmetric product
         count = len(self.queries)
         hessian = hessian / count + self.l2 * np.eye(size) if curvature else hessian
         return value / count + self.l2 / 2 * float(model @ model), gradient / count + self.l2 * model, hessian
@@ -112,7 +116,8 @@ class ListLoss:
         for first in range(0, len(self.starts) - 1, LISTS):
             starts = self.starts[first : first + LISTS + 1]
             some = slice(starts[0], starts[-1])
-            yield self.data.features[self.rows[some]].astype(np.float64), self.weights[some], starts[:-1] - starts[0]
+            features = self.data.features.take(self.rows[some], axis=0).astype(np.float64)
+            yield features, self.weights[some], starts[:-1] - starts[0]
 
 
 def minimise(loss: ListLoss, start: Weights, tolerance: float) -> tuple[Weights, int]:
