@@ -82,13 +82,14 @@ def test_clicks_that_were_deleted_since_are_said_to_be(client, clock):
 def test_sentences_by_hand():
     clicks = [
         EarlierClicks(7, "roof bill", 1_700_000_000.0, 2, 0, 1.0),
-        EarlierClicks(7, "the roof", 1_700_000_000.0, 1, 0, 0.6),
+        EarlierClicks(7, "the roof", 1_700_000_000.0, 1, 3, 0.6),
         EarlierClicks(7, "x", 1.0, 12, 0, 0.5),
     ]
     there = an_explanation(position=4, engine=4)
     assert sentences(there, clicks) == [
         "You opened it twice for “roof bill”, last on 2023-11-14.",
-        "You opened it once for the similar words “the roof”, last on 2023-11-14.",
+        "You opened it once for the similar words “the roof”, last on 2023-11-14, and opened a result below it instead 3 "
+        "times.",
         "You also opened it for 1 other query.",
         "The search engine has it at this position, too.",
     ]

@@ -167,9 +167,18 @@ def _because(reasons: Sequence[str], up: bool, opened: bool) -> str:
 def _opened(one: EarlierClicks) -> str:
     from fedrank.search.render import day
 
-    times = {1: "once", 2: "twice"}.get(one.clicks, f"{one.clicks:,} times")
+    times = _times(one.clicks)
     like = "" if one.likeness >= SAME else "the similar words "
-    return f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}."
+    opened = f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}"
+    return (
+        f"{opened}, and opened a result below it instead {_times(one.passed_over)}."
+        if one.passed_over
+        else f"{opened}."
+    )
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def what_was_learned(client: SearchClient) -> LearnedFacts:
