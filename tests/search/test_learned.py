@@ -88,8 +88,8 @@ def test_sentences_by_hand():
     there = an_explanation(position=4, engine=4)
     assert sentences(there, clicks) == [
         "You opened it twice for “roof bill”, last on 2023-11-14.",
-        "You opened it once for the similar words “the roof”, last on 2023-11-14, and opened a result below it instead 3 "
-        "times.",
+        "You opened it once for the similar words “the roof”, last on 2023-11-14, and opened a result below it "
+        "instead 3 times.",
         "You also opened it for 1 other query.",
         "The search engine has it at this position, too.",
     ]
