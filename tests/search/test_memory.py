@@ -72,7 +72,7 @@ def test_similar_words_do_not_displace_a_first_result_that_has_all_words():
     scores = np.array([3, 2.5, 2, 1], np.float32)
     values = np.array([0, 5, 5, 0.5], np.float32)
     same = np.array([False, False, True, False])
-    covered = np.array([1, 0.8, 0.8, 0.8], np.float16)
+    covered = np.array([1, 1, 0.8, 0.8], np.float16)
     found = Lifts(values, same).limited(scores, covered)
     np.testing.assert_allclose(found, [0, 0.5 - BEHIND, 5, 0.5])  # the second stays behind the first
     assert (scores + found).argmax() == 2  # opened for the same words
@@ -81,7 +81,7 @@ def test_similar_words_do_not_displace_a_first_result_that_has_all_words():
         return np.array_equal(Lifts(values, same).limited(scores, np.array(covered, np.float16)), values)
 
     assert unchanged(covered=[0.9, 0.8, 0.8, 0.8])  # the first result lacks words
-    assert unchanged(covered=[0.96, 1, 1, 1])  # the others have more words
+    assert unchanged(covered=[0.96, 1, 0.8, 0.8])  # the second has more words
     assert unchanged(values=np.array([0.1, 5, 5, 0.5], np.float32))  # it was opened, too
     assert not len(Lifts(values[:0], same[:0]).limited(scores[:0], covered[:0]))
 
@@ -97,6 +97,49 @@ def test_a_document_that_is_passed_over_is_lifted_less(lists, clock, memory):
     click(lists, clock, "choir", 7)  # now above it
     assert memory.reasons(LIVE_1.query("choir"), [6])[0].passed_over == 1
     assert not lifts(memory, "bread")[5]
+
+
+def expected_lifts(events, asked, idf):
+    """The rule from a plain list of events: the words of a query, the shown documents, and which were opened."""
+    weight = lambda words: sum(idf[word] for word in words)  # noqa: E731
+    lifts = []
+    for document in range(1, len(TEXTS) + 1):
+        clicks = passed_over = 0.0
+        for words, shown, opened in events:
+            like = weight(words & asked) / weight(words | asked)
+            times = sum(document in chosen for other, _, chosen in events if other == words)
+            if like < LEAST or not times:
+                continue
+            clicks += like * (document in opened)
+            below = opened & {*shown[shown.index(document) + 1 :]}
+            passed_over += like * (document not in opened and bool(below))
+        lifts.append(LIFT * clicks / (clicks + passed_over + 1))
+    return lifts
+
+
+def test_lifts_as_an_obvious_program_computes_them(lists, clock, memory):
+    chance, words = np.random.default_rng(5), ["roof", "invoice", "train", "choir", "concert", "bread"]
+    of_word = {word: int(LIVE_1.query(word).stems[0]) for word in words}
+    idf = {word: float(memory.store.statistics().idf(np.array([stem]))[0]) for word, stem in of_word.items()}
+    events = []
+    for _ in range(60):
+        some = [words[i] for i in chance.choice(len(words), chance.integers(1, 4), replace=False)]
+        one = lists.add(query(" ".join(some), clock), *candidates(len(TEXTS)))
+        shown = one.candidates[one.shown].tolist()
+        opened = {document for document in shown if chance.random() < 0.2}
+        for document in opened:
+            lists.rows.click(one.id, shown.index(document), document, clock())
+        clock.wait(60)
+        events.append(({*some}, shown, opened))
+        asked = [words[i] for i in chance.choice(len(words), chance.integers(1, 4), replace=False)]
+        assert lifts(memory, " ".join(asked)) == pytest.approx(expected_lifts(events, {*asked}, idf), abs=1e-5)
+
+
+def test_a_list_by_date_passes_nothing_over(lists, clock, memory):
+    click(lists, clock, "choir", 6)
+    one = lists.add(query("choir", clock, sort="date"), *candidates(len(TEXTS)))
+    lists.rows.click(one.id, 6, 7, clock())
+    assert [each.passed_over for each in memory.reasons(LIVE_1.query("choir"), [6, 7])] == [0, 0]
 
 
 def test_a_bounced_click_passes_nothing_over(lists, clock, memory):
