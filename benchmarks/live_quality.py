@@ -409,8 +409,9 @@ def measure(client: SearchClient, one: Indexed, asked: Sequence[tuple[int, str]]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its interval."""
-    return float(np.mean(values)), float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
+    """Mean and half the width of its interval; infinite for one value."""
+    half = 1.96 * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
+    return float(np.mean(values)), float(half)
 
 
 @dataclass(frozen=True)

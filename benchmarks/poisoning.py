@@ -107,10 +107,11 @@ def show(data: str, folder: Path, rules: Sequence[str]) -> None:
     for rule in rules:
         print(f"| `{rule}` | {' | '.join(_short(mean[_name(attack, rule)]) for attack in ATTACKS)} |")
     least = []
-    for attack in ATTACKS:
+    for attack in ATTACKS if len(rules) > 1 else ():
         pairs = itertools.combinations([rows[_name(attack, rule)] for rule in rules], 2)
         least.append(float(np.nanmedian([smallest_difference(contrast(one, other, MEASURE)) for one, other in pairs])))
-    print(f"| smallest difference | {' | '.join(map(_short, least))} |")
+    if least:
+        print(f"| smallest difference | {' | '.join(map(_short, least))} |")
     print("\nCPU seconds per run: ", end="")
     print(", ".join(f"{name} {row.cost('cpu_seconds'):.1f}" for name, row in rows.items()), flush=True)
 
