@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from fedrank.data.ranking import RankingData
 from fedrank.privacy.accounting import GaussianEvent
@@ -87,6 +86,8 @@ class ListLoss:
             pulls = shares * np.repeat(totals, counts)
             gradient += features.T @ (pulls - weights)
             if curvature:
+                from scipy import sparse  # not loaded where a spec is only read
+
                 of_lists = sparse.csr_matrix((shares, np.arange(len(shares)), np.append(starts, len(shares))))
                 means = of_lists @ features
                 features -= np.repeat(means, counts, axis=0)  # in place: new memory takes as long as the sums
