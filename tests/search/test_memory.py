@@ -74,8 +74,12 @@ def test_similar_words_do_not_displace_a_first_result_that_has_all_words():
     same = np.array([False, False, True, False])
     covered = np.array([1, 1, 0.8, 0.8], np.float16)
     found = Lifts(values, same).limited(scores, covered)
-    np.testing.assert_allclose(found, [0, 0.5 - BEHIND, 5, 0.5])  # the second stays behind the first
+    np.testing.assert_allclose(found, [0, 0.5 - BEHIND, 5, 0.5], atol=1e-6)  # the second stays behind the first
     assert (scores + found).argmax() == 2  # opened for the same words
+    several = Lifts(np.array([0, 5, 6, 5.8], np.float32), np.zeros(4, np.bool_)).limited(scores, covered)
+    assert np.argsort(-(scores + several)).tolist() == [0, 2, 1, 3]  # in their order, behind the first
+    equal = Lifts(values, same).limited(np.array([3, 3, 2, 1], np.float32), covered)
+    assert 0 < equal[1] < 1e-20  # opened before, and not moved
 
     def unchanged(values=values, covered=covered):
         return np.array_equal(Lifts(values, same).limited(scores, np.array(covered, np.float16)), values)
@@ -147,6 +151,60 @@ def test_a_bounced_click_passes_nothing_over(lists, clock, memory):
     one = click(lists, clock, "choir", 7)
     lists.rows.bounce(one.id, int(np.flatnonzero(one.candidates[one.shown] == 7)[0]))
     assert memory.reasons(LIVE_1.query("choir"), [6])[0].passed_over == 0
+
+
+def covered_candidates():
+    """Candidates of which the first has all words of the query."""
+    found, raw = candidates(len(TEXTS))
+    raw[:, LIVE_1.names.index("covered")] = [1, *[0.8] * (len(TEXTS) - 1)]
+    return found, raw
+
+
+def test_a_list_keeps_a_first_result_that_has_all_words(lists, clock):
+    click(lists, clock, "roof invoice", 3, times=5)
+    found, raw = covered_candidates()
+
+    def order(text, sort="rank"):
+        one = lists.add(query(text, clock, sort=sort), found, raw)
+        assert one.memory is not None
+        return one.candidates[one.shown][:3].tolist(), float(one.memory[2])
+
+    assert order("roof invoice") == ([3, 1, 2], pytest.approx(5))
+    shown, lift = order("roof invoice train")
+    assert shown == [1, 3, 2]
+    assert 0 < lift < 5
+    shown, mark = order("roof invoice train", sort="date")
+    assert shown == [1, 2, 3]
+    assert lift < mark < 5  # not limited, since the first result is not the engine's
+
+
+def test_only_the_latest_lists_of_a_query_pass_over_and_none_that_no_longer_count(lists, clock, memory, monkeypatch):
+    monkeypatch.setattr("fedrank.search.memory.LISTS", 2)
+    click(lists, clock, "choir", 6)
+    for _ in range(3):
+        one = lists.add(query("choir", clock), *candidates(len(TEXTS)))
+        lists.rows.click(one.id, 6, int(one.candidates[one.shown][6]), clock())
+    for _ in range(3):
+        click(lists, clock, "choir concert train", 7)
+    [first] = [one for one in memory.reasons(LIVE_1.query("choir"), [1, 6]) if one.document == 6]
+    assert first.passed_over == 2
+    with lists.store.writing():
+        lists.store.set(remember_after=one.id - 1)
+    click(lists, clock, "choir", 6)
+    [first] = [one for one in memory.reasons(LIVE_1.query("choir"), [6]) if one.document == 6]
+    assert (first.clicks, first.passed_over) == (1, 1)
+
+
+def test_a_list_is_never_shortened_by_a_process_that_read_it_earlier(tmp_path, clock):
+    rows = stored(tmp_path, [f"choir {number}" for number in range(30)])
+    lists = ResultLists(rows)
+    one = lists.add(query("choir", clock), *candidates(30))
+    lists.extend(one, 3)
+    rows.click(one.id, 25, 26, clock())
+    lists.extend(one, 2)  # as it was read before
+    assert len(rows.get(one.id).shown) == 30
+    assert ClickMemory(rows.store).reasons(LIVE_1.query("choir"), [26, 1])[0].clicks == 1
+    rows.store.close()
 
 
 def test_clicks_for_other_words_say_so(lists, clock, memory):

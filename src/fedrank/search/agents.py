@@ -114,10 +114,9 @@ class AgentSearch:
             order = np.arange(len(documents))
             if client.settings.order != "engine":
                 weights = client.rows.weights()
-                lifts = client.lists.memory.lifts(request.terms, documents).or_more(
-                    self._lifts(request.terms, documents)
-                )
-                order = best_order(client.rows.scores(weights, raw, client.rows.limited(lifts, weights, raw)))
+                memories = client.lists.memory.lifts(request.terms, documents), self._lifts(request.terms, documents)
+                lifts = np.maximum(*(client.rows.limited(one, weights, raw) for one in memories))
+                order = best_order(client.rows.scores(weights, raw, lifts))
             shown = [documents[place] for place in order[:limit].tolist()]
             id = secrets.token_urlsafe(12)
             with self.store.writing():

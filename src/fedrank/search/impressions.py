@@ -152,7 +152,10 @@ class ImpressionRows:
     def extend(self, id: int, shown: NDArray[np.int64]) -> None:
         """Record that an impression shows more results."""
         with self.store.writing():
-            self.store.db.execute("UPDATE impressions SET shown = ? WHERE id = ?", (shown.astype("u1").tobytes(), id))
+            self.store.db.execute(
+                "UPDATE impressions SET shown = ? WHERE id = ? AND length(shown) < ?",
+                (shown.astype("u1").tobytes(), id, len(shown)),
+            )
 
     def click(self, id: int, position: int, document: int, now: float) -> None:
         """Record one click per position; a second click cancels a bounce."""

@@ -33,8 +33,8 @@ MEMORY = "opened before"  # name of the contribution of the memory of clicks
 IN_WORDS = {
     "engine": "its score in the search engine",
     "feedback": "its similarity to the other best results",
-    "covered": "how many of your words it has",
-    "rarest term": "your rarest word",
+    "covered": "its number of your words",
+    "rarest term": "its match of your rarest word",
     "near pairs": "how many of your words are near each other",
     "covered by beginning": "how many of your words are near its beginning",
     "title precision": "how much of its title consists of your words",
@@ -99,7 +99,8 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     order = (
         "This order follows what you opened before for these or similar words, and how well each text matches. The "
         f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before. If the first "
-        "has nearly all your words, only what you opened for the same words comes before it."
+        "has nearly all your words and you did not open it, clicks for other words do not move a result above it that "
+        "has no more of your words."
     )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."

@@ -106,7 +106,9 @@ class ResultLists:
         """Create a list: sorted, or mixed with the order of an opponent."""
         order, number = self.settings.order, int(self.store.setting("searches", 0))
         weights = self.rows.weights()
-        lifts = self.rows.limited(self.memory.lifts(query.terms, found.documents.tolist()), weights, raw)
+        remembered = self.memory.lifts(query.terms, found.documents.tolist())
+        by_rank = query.sort == "rank"  # candidates are in the engine's order
+        lifts = self.rows.limited(remembered, weights, raw) if by_rank else remembered.values
         scores = self.rows.scores(weights, raw, lifts)
         shown = best_order(scores)[:PAGE_SIZE]
         kind: ListKind = "plain"
