@@ -121,6 +121,23 @@ def test_what_an_agent_used_leads_its_own_searches_only(desk):
     assert client.status().clicks == 0
 
 
+def test_what_was_used_for_similar_words_stays_below_a_result_with_all_words(desk):
+    client, agents, more, clock = desk
+    for name, text in (("all", "roof invoice water"), ("other", "roof invoice copied paper")):
+        (more / f"{name}.txt").write_text(text)
+    client.index()
+    agents.allow(more)
+    for _ in range(4):
+        found = agents.search("roof invoice")
+        [other] = [one["index"] for one in found["results"] if one["where"].endswith("other.txt")]
+        agents.feedback(found["id"], {other: "cited"})
+        clock.wait(3600)
+    assert found["results"][0]["where"].endswith("other.txt")
+    assert [os.path.basename(one["where"]) for one in agents.search("roof invoice water")["results"]][:2] == [
+        "all.txt", "other.txt",
+    ]  # fmt: skip
+
+
 def test_the_log_is_read_and_forgotten(desk, tmp_path):
     client, agents, more, clock = desk
     agents.allow(more)
