@@ -105,7 +105,10 @@ def test_a_document_that_is_passed_over_is_lifted_less(lists, clock, memory):
 
 def expected_lifts(events, asked, idf):
     """The rule from a plain list of events: the words of a query, the shown documents, and which were opened."""
-    weight = lambda words: sum(idf[word] for word in words)  # noqa: E731
+
+    def weight(words):
+        return sum(idf[word] for word in words)
+
     lifts = []
     for document in range(1, len(TEXTS) + 1):
         clicks = passed_over = 0.0

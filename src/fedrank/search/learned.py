@@ -99,7 +99,7 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     order = (
         "This order follows what you opened before for these or similar words, and how well each text matches. The "
         f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before. If the first "
-        "has nearly all your words and you did not open it, clicks for other words do not move a result above it that "
+        "has nearly all your words and you did not open it, clicks for similar words do not move a result above it that "
         "has no more of your words."
     )
     if one.kind == "interleaved":
@@ -170,12 +170,8 @@ def _opened(one: EarlierClicks) -> str:
 
     times = _times(one.clicks)
     like = "" if one.likeness >= SAME else "the similar words "
-    opened = f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}"
-    return (
-        f"{opened}, and opened a result below it instead {_times(one.passed_over)}."
-        if one.passed_over
-        else f"{opened}."
-    )
+    instead = f", and opened a result below it instead {_times(one.passed_over)}" if one.passed_over else ""
+    return f"You opened it {times} for {like}“{one.query}”, last on {day(one.time)}{instead}."
 
 
 def _times(count: int) -> str:
