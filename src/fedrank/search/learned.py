@@ -99,8 +99,8 @@ def why_in_words(client: SearchClient, impression: int) -> Why:
     order = (
         "This order follows what you opened before for these or similar words, and how well each text matches. The "
         f"{ENGINE_FIRST} best results of the search engine stay first unless you opened others before. If the first "
-        "has nearly all your words and you did not open it, clicks for similar words do not move a result above it that "
-        "has no more of your words."
+        "has nearly all your words and you did not open it, clicks for similar words do not move a result above it "
+        "that has no more of your words."
     )
     if one.kind == "interleaved":
         order = "This list mixes your order with another one, to find out from your clicks which of them is better."
